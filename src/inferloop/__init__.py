@@ -1,0 +1,1 @@
+"""inferloop: a workload contract goes in, a measured and running inference service comes out."""

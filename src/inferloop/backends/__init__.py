@@ -1,0 +1,1 @@
+"""One file per inference engine. An engine's quirks stay in its file."""

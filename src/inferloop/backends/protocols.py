@@ -1,0 +1,135 @@
+"""The two ways to be a backend: generate in this process, or be launched as a process that speaks HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from inferloop.core.ids import TraceContext
+from inferloop.core.request import FinishReason, Sampling
+from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.models.identity import ServingIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Exactly one of the three is set. Messages are OpenAI chat messages, already checked."""
+
+    messages: tuple[dict[str, Any], ...] | None = None
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A validated request at the door of a Generator."""
+
+    request_id: str
+    trace: TraceContext
+    prompt: Prompt
+    sampling: Sampling
+    t_engine_in_ns: int
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Where the time of one request went; monotonic ns of the replica's host. None: that stage was not reached."""
+
+    t_engine_in_ns: int
+    t_tokenized_ns: int | None = None
+    t_scheduled_ns: int | None = None
+    t_first_token_ns: int | None = None
+    t_last_token_ns: int | None = None
+    detokenize_ns: int = 0
+    preempted_ns: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of the answer. `text` may be empty while bytes of a character or a possible stop string are held back.
+
+    The first delta of a request has `prompt_token_ids`; the last one has `finish_reason` and `times`.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    t_ns: int
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """Which stop string or stop token id ended it; None for the model's own end token or a length stop."""
+    times: StageTimes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorInfo:
+    """What a Generator is and can take."""
+
+    model_id: str
+    context_length: int
+    identity: ServingIdentity
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorStats:
+    """A snapshot for /metrics and /health/progress. Counters never decrease."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    step_counter: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    alive: bool = True
+
+
+class Generator(Protocol):
+    """Generates in this process. Closing the iterator early (aclose) aborts the request."""
+
+    def describe(self) -> tuple[GeneratorInfo, GeneratorStats]: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """Raises RequestError (before any work) for what cannot be served, OverloadedError when the queue is full."""
+        ...
+
+
+class TextCodec(Protocol):
+    """What a Generator with a real tokenizer offers beside generating: for /tokenize, /detokenize and render."""
+
+    def render(self, prompt: Prompt) -> tuple[int, ...]: ...
+
+    def decode(self, token_ids: tuple[int, ...]) -> str: ...
+
+
+Support = Literal["yes", "no", "partial"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyProbe:
+    """Ready when GET `path` answers 200 within `timeout_s` of the start."""
+
+    path: str = "/health/ready"
+    timeout_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """A launched engine as a VALUE. fleet/act/process runs it; `argv` contains "{port}" where the port goes."""
+
+    backend: str
+    argv: tuple[str, ...]
+    model_id: str
+    env: dict[str, str] = field(default_factory=dict)
+    ready: ReadyProbe = ReadyProbe()
+    capabilities: dict[str, Support] = field(default_factory=dict)
+    drain_timeout_s: float = 30.0

@@ -1,0 +1,1 @@
+"""One file per verb. `wire` alone reads the environment and picks implementations."""

@@ -1,0 +1,1 @@
+"""What is promised. Knows nothing of how it is kept."""

@@ -1,0 +1,134 @@
+"""The workload contract as values. `contract.load` makes them from files; nothing else parses contracts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from inferloop.core.digest import digest_of
+from inferloop.core.slo import Slo
+
+Archetype = Literal["chat", "agent", "batch"]
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "int8", "q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k")
+CAPTURE_LEVELS = ("none", "token_ids", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A quantity known by some of its quantiles: ((0.5, 1200.0), (0.95, 8000.0)), ascending in both.
+
+    A constant is one point. `contract.quantile.QuantileFunction` turns it into a sampler.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def at(self, quantile: float) -> float | None:
+        """The declared value at exactly this quantile, if any."""
+        return next((value for q, value in self.points if q == quantile), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Arrival rate in queries per second. p95 and peak are of 1-minute counts over `window`."""
+
+    avg: float
+    p95: float
+    peak: float
+    window: str = "7d"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """How arrivals are spread: poisson | gamma (with cv) | constant | trace (with file)."""
+
+    process: str = "poisson"
+    cv: float = 1.0
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficClass:
+    """A part of the mix with its own lengths; `share` of all queries."""
+
+    name: str
+    share: float
+    input_tokens: Distribution
+    output_tokens: Distribution
+    prefix_reuse: float
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """`classes` is never empty: a contract without a mix has the one class "default"."""
+
+    qps: Rate
+    arrivals: Arrivals
+    input_tokens: Distribution
+    output_tokens: Distribution
+    prefix_reuse: float
+    classes: tuple[TrafficClass, ...]
+    queries_per_request: Distribution | None = None
+    tool_ms: Distribution | None = None
+    rate_profile: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """None means as stored in the model's files."""
+
+    weights: str | None = None
+    activations: str | None = None
+    kv: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """Catalogue name, local directory, GGUF file or hub id; and the precision it is to run in."""
+
+    id: str
+    precision: Precision = Precision()
+
+
+@dataclass(frozen=True, slots=True)
+class QualityGate:
+    """A suite (resolved path) whose score must reach `minimum`; `allowed_loss` is against a baseline run."""
+
+    suite: str
+    minimum: float = 1.0
+    allowed_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostCap:
+    usd_per_hour: float | None = None
+    usd_per_mtok: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    capture: str = "none"
+    retain_days: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """One service's promise. `source` is the file it came from and is not part of the digest."""
+
+    version: int
+    service: str
+    archetype: Archetype
+    model: ModelRef
+    traffic: Traffic
+    slo: Slo
+    sla: Slo | None = None
+    quality: QualityGate | None = None
+    cost: CostCap | None = None
+    privacy: Privacy = Privacy()
+    source: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the meaning: equal contracts in YAML, TOML, JSON or the short form have equal digests."""
+        from dataclasses import replace
+
+        return digest_of(replace(self, source=None))

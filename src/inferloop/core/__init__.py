@@ -1,0 +1,1 @@
+"""Shared nouns. Standard library only; imports nothing else of the project."""

@@ -1,0 +1,68 @@
+"""What a request is, before and after tokenization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from inferloop.core.ids import TraceContext
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. Already validated: values are finite and in range.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. `seed` None means a fresh one per request.
+    `max_tokens` None means what remains of the context.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    """None: not asked for. n >= 0: the chosen token's log-probability and the n most likely ones."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """One sequence to generate, as the engine sees it: ids in, ids out."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    trace: TraceContext
+    t_engine_in_ns: int
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRequest:
+    """One request of a sampled workload: when and how long, no text.
+
+    `at_s` is seconds after the start of the window. The first `prefix_tokens` of the `input_tokens` are shared
+    by every request with the same `prefix_group`. `content_seed` makes the unshared rest unique, yet
+    reproducible.
+    """
+
+    index: int
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    prefix_group: int
+    prefix_tokens: int
+    content_seed: int
+    traffic_class: str = "default"

@@ -1,0 +1,1 @@
+"""Runners: a StepPlan goes in, sampled tokens come out."""

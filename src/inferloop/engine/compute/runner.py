@@ -1,0 +1,41 @@
+"""The runner protocol. Every runner (torch, native, ...) is checked against the torch fp32 reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from inferloop.engine.schedule.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What schedule must know of a runner. `kv_group_windows[g]` is the window of KV group g in tokens, None = full."""
+
+    name: str
+    revision: str
+    device: str
+    dtype: str
+    deterministic: bool
+    vocab_size: int
+    context_length: int
+    block_size: int
+    num_blocks: int
+    kv_group_windows: tuple[int | None, ...] = (None,)
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+
+
+class Runner(Protocol):
+    """Owns weights, KV blocks and sampling. Called from one thread only.
+
+    `submit` may return before the work is done; `wait` blocks until the oldest submitted step is done. At most one
+    step is in flight per runner unless its documentation says otherwise.
+    """
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def submit(self, plan: StepPlan) -> None: ...
+
+    def wait(self) -> StepResult: ...

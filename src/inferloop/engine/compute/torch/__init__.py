@@ -1,0 +1,1 @@
+"""The torch runner: the reference for every other runner, and the way to CUDA."""

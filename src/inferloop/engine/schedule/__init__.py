@@ -1,0 +1,1 @@
+"""Who computes what in the next step. Integers only: no torch, no asyncio, no clock."""

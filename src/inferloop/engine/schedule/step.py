@@ -1,0 +1,108 @@
+"""The seam between schedule and compute: one step as flat arrays, and what came of it.
+
+A plan covers `n` sequences and `t` tokens. Sequence i owns tokens offsets[i]:offsets[i+1], at absolute positions
+first_positions[i], first_positions[i]+1, ... A decode step has one token, a prefill chunk many, a verification step
+one known token and `num_drafts[i]` drafts: all the same case.
+
+Block tables are padded with -1 to the widest sequence, one array per KV group (full attention, a sliding window, ...).
+Position p of sequence i lives in block block_tables[g][i, p // block_size], row p % block_size.
+
+Sampling happens inside the runner, so its parameters are data in the plan. `sample_rows[i]` indexes the flat tokens
+whose hidden state is sampled from, or -1 when the sequence's known tokens are not all computed yet. With d drafts
+the rows sample_rows[i] .. sample_rows[i]+d are the ones to verify. Draw number 0 at absolute position p of a request
+uses Philox-4x32-10 with key = seed, counter = (p, draw), see engine.compute.philox.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+UInt32 = NDArray[np.uint32]
+UInt64 = NDArray[np.uint64]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """CSR over a plan's sequences: row i owns ids[offsets[i]:offsets[i+1]] with the matching values."""
+
+    offsets: Int32
+    ids: Int32
+    values: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """Per sequence, length n. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 are off.
+
+    num_logprobs -1: none wanted; k >= 0: the chosen token's and the k best. The optional columns are None when no
+    sequence of the plan uses them, so that a runner may take its fast path:
+    `bias` is added to the logits; `penalties` holds, per token id seen, its count in the output (value), prompt-only
+    ids with 0; `presence`, `frequency` and `repetition` are the factors that go with it; `mask` is a packed bitmask
+    of allowed tokens, uint32[n, ceil(vocab / 32)], bit j of word w allows token 32 * w + j.
+    """
+
+    temperature: Float32
+    top_p: Float32
+    top_k: Int32
+    min_p: Float32
+    seed: UInt64
+    num_logprobs: Int32
+    bias: SparseRows | None = None
+    penalties: SparseRows | None = None
+    presence: Float32 | None = None
+    frequency: Float32 | None = None
+    repetition: Float32 | None = None
+    mask: UInt32 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Values only; the runner must not keep references past `wait`."""
+
+    step_id: int
+    slots: Int32
+    """Stable small integer per running sequence, for state that a runner keeps beside the KV."""
+    offsets: Int32
+    """n + 1 offsets into `token_ids`."""
+    token_ids: Int32
+    first_positions: Int32
+    block_tables: tuple[Int32, ...]
+    sample_rows: Int32
+    num_drafts: Int32
+    sampling: SamplingColumns
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (natural, after penalties, bias and mask, before temperature) of one sampled token."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Sequence i of the plan produced token_ids[offsets[i]:offsets[i+1]]: none for a chunk that does not finish the
+    known tokens, one for plain decode, up to 1 + num_drafts[i] for verification. `logprobs[i]` matches, when asked."""
+
+    step_id: int
+    offsets: Int32
+    token_ids: Int32
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+
+    def tokens_of(self, i: int) -> list[int]:
+        return [int(t) for t in self.token_ids[self.offsets[i] : self.offsets[i + 1]]]

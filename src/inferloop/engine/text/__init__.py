@@ -1,0 +1,1 @@
+"""Text to ids and back: tokenizer, incremental detokenizer, chat template."""

@@ -1,0 +1,1 @@
+"""Does it answer correctly? Suites, scorers and their runner."""

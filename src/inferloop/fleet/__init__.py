@@ -1,0 +1,1 @@
+"""Many replicas. decide/ holds decisions without I/O; act/ carries them out."""

@@ -1,0 +1,1 @@
+"""Processes, sockets and files of the fleet."""

@@ -1,0 +1,1 @@
+"""Events in, decisions out: no I/O, no asyncio, injected clock."""

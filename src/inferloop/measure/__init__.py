@@ -1,0 +1,1 @@
+"""The only definitions of numbers. Pure functions over values; no I/O."""

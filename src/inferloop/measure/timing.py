@@ -1,0 +1,118 @@
+"""One request's stamps and the latencies derived from them.
+
+Definitions (all from one monotonic clock, in milliseconds):
+
+    TTFT      first chunk that carried tokens, minus send. The response TTFT counts from the intended instant.
+    TPOT      (last chunk - first chunk) / tokens after the first chunk; None without such tokens. Chunks may hold
+              several tokens (speculation), so tokens are counted, never chunks.
+    ITL       the gaps between tokens: a gap before a chunk of n tokens counts as n gaps of gap/n. None below 2 tokens.
+    ICL       the raw gaps between chunks; what a reader sees as stutter.
+    TTLT      last chunk minus send.
+    queue     told by the server (engine in -> scheduled); None when it does not tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferloop.core.units import ns_to_ms
+
+DEFINITIONS = {
+    "ttft_ms": "first token chunk - send",
+    "tpot_ms": "(last chunk - first chunk) / tokens after the first chunk",
+    "itl_ms": "gap between chunks spread evenly over the later chunk's tokens, pooled over requests",
+    "ttlt_ms": "last token chunk - send",
+    "queue_ms": "engine in -> first scheduled, as told by the server",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One streamed frame with tokens: arrival (monotonic ns, stamped before parsing) and how many tokens."""
+
+    t_ns: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTiming:
+    """All that a load generator saw of one request. `error` None means success.
+
+    error is a class, not free text: http_4xx, http_429, http_5xx, connect, timeout, truncated, empty_stream,
+    protocol, client. `t_intended_ns` is None in closed loops, where lateness has no meaning.
+    """
+
+    request_id: str
+    t_intended_ns: int | None
+    t_send_ns: int
+    t_headers_ns: int | None
+    t_end_ns: int
+    chunks: tuple[Chunk, ...]
+    num_input_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int = 0
+    error: str | None = None
+    finish_reason: str | None = None
+    replica: str | None = None
+    queue_ms: float | None = None
+    traffic_class: str = "default"
+    trace_id: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+def ttft_ms(r: RequestTiming) -> float | None:
+    """Service TTFT, from the actual send. None when no token arrived."""
+    return ns_to_ms(r.chunks[0].t_ns - r.t_send_ns) if r.chunks else None
+
+
+def response_ttft_ms(r: RequestTiming) -> float | None:
+    """TTFT from the instant the request should have been sent: what a user of an open system waits."""
+    if not r.chunks or r.t_intended_ns is None:
+        return None
+    return ns_to_ms(r.chunks[0].t_ns - r.t_intended_ns)
+
+
+def tpot_ms(r: RequestTiming) -> float | None:
+    if len(r.chunks) < 2:
+        return None
+    num_later = sum(c.num_tokens for c in r.chunks[1:])
+    return ns_to_ms(r.chunks[-1].t_ns - r.chunks[0].t_ns) / num_later if num_later > 0 else None
+
+
+def itl_ms(r: RequestTiming) -> list[float]:
+    """One value per token after the first chunk."""
+    gaps: list[float] = []
+    for before, chunk in zip(r.chunks, r.chunks[1:], strict=False):
+        gaps.extend([ns_to_ms(chunk.t_ns - before.t_ns) / chunk.num_tokens] * chunk.num_tokens)
+    return gaps
+
+
+def icl_ms(r: RequestTiming) -> list[float]:
+    """One value per chunk after the first."""
+    return [ns_to_ms(b.t_ns - a.t_ns) for a, b in zip(r.chunks, r.chunks[1:], strict=False)]
+
+
+def ttlt_ms(r: RequestTiming) -> float | None:
+    return ns_to_ms(r.chunks[-1].t_ns - r.t_send_ns) if r.chunks else None
+
+
+def response_ttlt_ms(r: RequestTiming) -> float | None:
+    if not r.chunks or r.t_intended_ns is None:
+        return None
+    return ns_to_ms(r.chunks[-1].t_ns - r.t_intended_ns)
+
+
+def schedule_delay_ms(r: RequestTiming) -> float | None:
+    """How late the client sent it; the client's fault, never the server's."""
+    return None if r.t_intended_ns is None else ns_to_ms(r.t_send_ns - r.t_intended_ns)
+
+
+def stutter_probability(p: float, num_tokens: int) -> float:
+    """Chance that an answer of `num_tokens` tokens meets at least one slow token, each slow with probability p,
+    independently: 1-(1-p)^T. Real stalls are correlated, so this is a guide, not a bound."""
+    if not 0.0 <= p <= 1.0 or num_tokens < 0:
+        raise ValueError(f"need 0 <= p <= 1 and num_tokens >= 0, got p={p}, num_tokens={num_tokens}")
+    return 1.0 - (1.0 - p) ** num_tokens

@@ -1,0 +1,1 @@
+"""Model files: find, fetch, verify, read headers; and the serving identity."""

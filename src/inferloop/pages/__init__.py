@@ -1,0 +1,1 @@
+"""How data is turned into HTML: rows in, text out. Pure."""

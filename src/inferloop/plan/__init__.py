@@ -1,0 +1,1 @@
+"""Pure calculators, checkable by hand."""

@@ -1,0 +1,1 @@
+"""Durable artefacts, versioned. Runs are files, so any stage can be repeated alone from disk."""

@@ -1,0 +1,1 @@
+"""One replica over HTTP around a Generator."""
