@@ -1,0 +1,297 @@
+"""A small HTTP/1.1 client for one origin: raw asyncio protocol + httptools, arrival stamped before parsing.
+
+General clients cap near a thousand requests per second and hide when bytes arrived; load generation, the gateway and
+probes need both. Connections are kept alive and reused; a response that is not read to its end closes its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+
+Header = tuple[str, str]
+_HIGH_WATER_BYTES = 1 << 20
+_RETRY_ON_STALE = 1  # a kept-alive connection may have been closed by the server just as we reused it
+
+
+class HttpError(Exception):
+    """A request that got no complete answer. kind: connect | timeout | truncated | protocol."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+class _Connection(asyncio.Protocol):
+    """One socket, one response at a time. Feeds stamped body pieces to the response that owns it."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.closed = False
+        self.received_any = False
+        self.reusable = False
+        self._parser: Any = None
+        self._now_ns = 0
+        self._pieces: deque[tuple[int, bytes]] = deque()
+        self._buffered_bytes = 0
+        self._paused = False
+        self._done = False
+        self._error: HttpError | None = None
+        self._wake = asyncio.Event()
+        self.status = 0
+        self.headers: list[Header] = []
+        self.t_headers_ns = 0
+
+    def begin(self) -> None:
+        """Forget the previous response."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces.clear()
+        self._buffered_bytes = 0
+        self._done, self._error, self.received_any = False, None, False
+        self.status, self.headers, self.t_headers_ns = 0, [], 0
+        self._wake.clear()
+
+    # asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        self._now_ns = time.monotonic_ns()
+        self.received_any = True
+        if self._parser is None or self._done:
+            self.abort()  # bytes nobody asked for: the connection is out of step
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(HttpError("protocol", f"not HTTP/1.1: {error}"))
+            self.abort()
+        self._wake.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if not self._done:
+            if self._parser is not None and self.t_headers_ns and not self._framed():
+                self._done = True  # a body delimited by the end of the connection
+            else:
+                self._fail(HttpError("truncated", "the server closed the connection before the answer was complete"))
+        self._wake.set()
+
+    # httptools callbacks
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self.t_headers_ns = self._now_ns
+        self.reusable = bool(self._parser.should_keep_alive())
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append((self._now_ns, body))
+        self._buffered_bytes += len(body)
+        if self._buffered_bytes > _HIGH_WATER_BYTES and not self._paused and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._done = True
+
+    def _framed(self) -> bool:
+        return any(
+            name == "content-length" or (name == "transfer-encoding" and "chunked" in v) for name, v in self.headers
+        )
+
+    def _fail(self, error: HttpError) -> None:
+        if self._error is None:
+            self._error = error
+
+    # the owning response
+    async def wait_headers(self) -> None:
+        while not self.t_headers_ns:
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def next_piece(self) -> tuple[int, bytes] | None:
+        """(arrival ns, bytes), or None at the end. Raises HttpError when the answer was cut short."""
+        while not self._pieces:
+            if self._done:
+                return None
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        piece = self._pieces.popleft()
+        self._buffered_bytes -= len(piece[1])
+        if self._paused and self._buffered_bytes <= _HIGH_WATER_BYTES // 2 and self.transport is not None:
+            self._paused = False
+            self.transport.resume_reading()
+        return piece
+
+    @property
+    def complete(self) -> bool:
+        return self._done and not self._pieces
+
+    def abort(self) -> None:
+        self.closed = True
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Response:
+    """An answer whose headers have arrived. Read it to the end, or `abort` it."""
+
+    def __init__(self, connection: _Connection, client: HttpClient) -> None:
+        self._connection, self._client = connection, client
+        self.status = connection.status
+        self.headers = connection.headers
+        self.t_headers_ns = connection.t_headers_ns
+        self._released = False
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+    async def pieces(self) -> AsyncIterator[tuple[int, bytes]]:
+        """Body bytes as they arrive, each with its arrival in monotonic ns. Leaving early closes the connection."""
+        try:
+            while (piece := await self._connection.next_piece()) is not None:
+                yield piece
+        finally:
+            self.release()
+
+    async def read(self) -> bytes:
+        return b"".join([data async for _, data in self.pieces()])
+
+    async def json(self) -> Any:
+        return json.loads(await self.read())
+
+    def release(self) -> None:
+        """Give the connection back, or close it when the answer was not read to its end. Idempotent."""
+        if not self._released:
+            self._released = True
+            self._client._give_back(self._connection)
+
+    abort = release
+
+
+class HttpClient:
+    """Requests to one origin (`http://host:port`, https too). Not thread-safe; lives on one event loop."""
+
+    def __init__(
+        self, base_url: str, *, headers: Iterable[Header] = (), connect_timeout_s: float = 5.0, max_idle: int = 1024
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an http(s) URL: {base_url!r}")
+        self.base_url = base_url.rstrip("/")
+        self._host, self._path = parts.hostname, parts.path.rstrip("/")
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._connect_timeout_s, self._max_idle = connect_timeout_s, max_idle
+        self._idle: list[_Connection] = []
+        self._open: set[_Connection] = set()
+        fixed = [("host", parts.netloc.rpartition("@")[2]), *headers]
+        self._fixed = "".join(f"{name}: {value}\r\n" for name, value in fixed)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Iterable[Header] = (),
+        body: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> Response:
+        """Send, and return when the response's headers have arrived. `timeout_s` bounds connect + headers.
+
+        Raises HttpError. A reused connection that turns out to be dead before any byte came back is replaced once.
+        """
+        head = [f"{method} {self._path}{path} HTTP/1.1\r\n", self._fixed]
+        head += [f"{name}: {value}\r\n" for name, value in headers]
+        if body is not None:
+            head.append(f"content-length: {len(body)}\r\n")
+        payload = "".join([*head, "\r\n"]).encode("latin-1") + (body or b"")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._exchange(payload)
+        except TimeoutError:
+            raise HttpError("timeout", f"{method} {self.base_url}{path}: no answer within {timeout_s:g} s") from None
+
+    async def _exchange(self, payload: bytes) -> Response:
+        for attempt in range(_RETRY_ON_STALE + 1):
+            reused = self._take_idle() if attempt == 0 else None
+            connection = reused or await self._connect()
+            connection.begin()
+            assert connection.transport is not None
+            connection.transport.write(payload)
+            try:
+                await connection.wait_headers()
+                return Response(connection, self)
+            except HttpError as error:
+                self._drop(connection)
+                stale = reused is not None and error.kind == "truncated" and not connection.received_any
+                if not stale:
+                    raise
+            except BaseException:
+                self._drop(connection)
+                raise
+        raise AssertionError("unreachable")
+
+    async def get_json(self, path: str, *, timeout_s: float = 5.0) -> Any:
+        """GET and parse. Raises HttpError, also (kind protocol) for a status other than 200."""
+        response = await self.request("GET", path, timeout_s=timeout_s)
+        body = await response.read()
+        if response.status != 200:
+            raise HttpError("protocol", f"GET {self.base_url}{path}: HTTP {response.status}: {body[:200]!r}")
+        return json.loads(body)
+
+    async def close(self) -> None:
+        for connection in list(self._open):
+            self._drop(connection)
+        self._idle.clear()
+        await asyncio.sleep(0)  # let the transports run their connection_lost
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+        except TimeoutError:
+            raise HttpError("connect", f"{self.base_url}: no connection in {self._connect_timeout_s:g} s") from None
+        except OSError as error:
+            raise HttpError("connect", f"{self.base_url}: {error}") from error
+        self._open.add(connection)
+        return connection
+
+    def _take_idle(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed:
+                return connection
+            self._open.discard(connection)
+        return None
+
+    def _give_back(self, connection: _Connection) -> None:
+        healthy = connection.complete and connection.reusable and not connection.closed
+        if healthy and len(self._idle) < self._max_idle:
+            self._idle.append(connection)
+        else:
+            self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        connection.abort()
