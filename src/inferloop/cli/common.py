@@ -1,0 +1,96 @@
+"""What every verb shares: errors become one clear line and an exit code, results become a table or one JSON object."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+
+from inferloop.core.digest import plain
+from inferloop.core.errors import InferloopError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+EXIT_INTERRUPTED = 130
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one machine-readable object on stdout.")]
+RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are written.")]
+
+stdout = Console(highlight=False, soft_wrap=False)
+stderr = Console(stderr=True, highlight=False)
+
+
+def is_interactive() -> bool:
+    """Progress bars are drawn only for a person."""
+    return sys.stderr.isatty()
+
+
+def verb(function: Callable[P, None]) -> Callable[P, None]:
+    """Turn our typed errors into a line on stderr and the documented exit code; Ctrl-C into 130.
+
+    With `json_output=True` among the arguments the error is also an object on stdout, so that a script always
+    gets JSON.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except InferloopError as error:
+            stderr.print(f"[bold red]error:[/] {_escape(str(error))}")
+            if kwargs.get("json_output"):
+                print_json({"error": {"type": type(error).__name__, "message": str(error)}})
+            raise typer.Exit(error.exit_code) from None
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            stderr.print("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+    return wrapper
+
+
+def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run to completion on uvloop. SIGINT and SIGTERM both cancel `main`, so its cleanup runs; raises
+    KeyboardInterrupt afterwards."""
+    import uvloop
+
+    interrupted = False
+
+    async def cancellable() -> T:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def interrupt() -> None:
+            nonlocal interrupted
+            if not interrupted:  # a second Ctrl-C must not cut the clean-up short; children die with us anyway
+                interrupted = True
+                task.cancel()
+
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, interrupt)
+        return await main()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(cancellable())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+def print_json(value: Any) -> None:
+    """One object, one line, on stdout."""
+    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")

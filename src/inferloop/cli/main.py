@@ -1,0 +1,22 @@
+"""The `inferloop` command: registers the verbs, nothing else."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(
+    name="inferloop",
+    help="A workload contract goes in; a measured, sized, running and observed inference service comes out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps the verbs as sub-commands even when only one is registered."""
+
+
+def run() -> None:
+    app()
