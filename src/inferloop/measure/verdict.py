@@ -1,0 +1,180 @@
+"""Whether a set of requests keeps a service level objective: pass | fail | inconclusive | not declared.
+
+The burden of proof lies on "pass". With k of n requests over the limit and failures counting as over:
+    fail          the observed quantile exceeds the limit (enough samples), or so many are over that a service which
+                  kept the objective would show them in less than 1 % of the runs
+    pass          enough samples, and a service that broke the objective would show so few in less than 1 % of the runs
+    inconclusive  anything else; the reason says what is missing
+TTFT and TTLT count from the instant a request should have been sent. `network_ms` of the contract is taken off both.
+A run is far shorter than the window of an error budget, so an error rate is judged as observed, and the reason says
+how large a rate the run could have missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from inferloop.core.slo import Objective, Slo
+from inferloop.measure.quantiles import CONFIDENCE, binomial_cdf, min_samples, quantile
+from inferloop.measure.samples import CENSORED, Samples, collect, concerns_service, is_failure
+from inferloop.measure.timing import RequestTiming
+
+Verdict = Literal["pass", "fail", "inconclusive", "not declared"]
+_FROM_USER = ("ttft_ms", "ttlt_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveVerdict:
+    """One objective. `limit` has the network taken off; `observed` is None without samples and may be +inf.
+
+    `margin` is (limit - observed) / limit: positive when kept, -inf when the observed quantile is infinite.
+    """
+
+    objective: Objective
+    verdict: Verdict
+    limit: float
+    observed: float | None
+    num_samples: int
+    num_over: int
+    reason: str
+
+    @property
+    def margin(self) -> float | None:
+        if self.observed is None:
+            return None
+        return (self.limit - self.observed) / self.limit if self.limit > 0 else -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorVerdict:
+    """The error rate. Unfinished requests at the cut-off are neither failures nor successes."""
+
+    verdict: Verdict
+    limit: float | None
+    rate: float | None
+    num_failed: int
+    num_requests: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SloVerdict:
+    """The joint verdict over everything declared, and its parts."""
+
+    verdict: Verdict
+    objectives: tuple[ObjectiveVerdict, ...]
+    errors: ErrorVerdict
+    goodput: float | None
+    """Share of all offered requests that succeeded and kept every latency limit; None without requests."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What failed or could not be decided, in words."""
+        parts = [(o.verdict, o.reason) for o in self.objectives] + [(self.errors.verdict, self.errors.reason)]
+        return tuple(reason for verdict, reason in parts if verdict in ("fail", "inconclusive"))
+
+    @property
+    def margin(self) -> float | None:
+        """The smallest margin of the latency objectives; None when there is none to take."""
+        margins = [o.margin for o in self.objectives if o.margin is not None]
+        return min(margins) if margins else None
+
+
+def judge(slo: Slo, requests: Iterable[RequestTiming]) -> SloVerdict:
+    """The verdict over the requests in the objective's scope."""
+    inside = [r for r in requests if not slo.scope or r.traffic_class in slo.scope]
+    objectives = tuple(judge_objective(o, inside, network_ms=slo.network_ms) for o in slo.objectives)
+    errors = judge_errors(slo.max_error_rate, inside)
+    return SloVerdict(
+        joint([*(o.verdict for o in objectives), errors.verdict]), objectives, errors, _goodput(slo, inside)
+    )
+
+
+def joint(verdicts: Iterable[Verdict]) -> Verdict:
+    """Any fail fails; else any doubt is doubt; pass needs at least one declared gate that passed."""
+    declared = [v for v in verdicts if v != "not declared"]
+    if not declared:
+        return "not declared"
+    if "fail" in declared:
+        return "fail"
+    return "inconclusive" if "inconclusive" in declared else "pass"
+
+
+def effective_limit(objective: Objective, network_ms: float) -> float:
+    """The limit that is left for the service."""
+    return objective.limit - network_ms if objective.metric in _FROM_USER else objective.limit
+
+
+def judge_objective(
+    objective: Objective, requests: Sequence[RequestTiming], *, network_ms: float = 0.0
+) -> ObjectiveVerdict:
+    """One latency objective over these requests."""
+    limit = effective_limit(objective, network_ms)
+    samples = collect(objective.metric, requests, from_intended=True)
+    if not samples.num_total:
+        told = "the server does not tell it" if objective.metric == "queue_ms" else "no request has a value for it"
+        return ObjectiveVerdict(objective, "inconclusive", limit, None, 0, 0, f"{objective.label}: {told}")
+    observed = quantile(samples.adjusted(), objective.quantile)
+    certain, possible = samples.num_over(limit)
+    # Token gaps of one request are correlated: the requests are the independent observations, so counts are scaled.
+    n = samples.num_requests
+    certain_n = math.floor(certain * n / samples.num_total + 1e-9)
+    possible_n = math.ceil(possible * n / samples.num_total - 1e-9)
+    verdict, why = _decide(objective.quantile, n, certain_n, possible_n, samples, limit)
+    seen = "infinite" if math.isinf(observed) else f"{observed:.4g} ms"
+    text = f"{objective.label}: observed {seen} over {n} requests, {certain} of {samples.num_total} samples over"
+    if limit != objective.limit:
+        text += f" the {limit:g} ms left after the network"
+    return ObjectiveVerdict(objective, verdict, limit, observed, n, certain, f"{text}; {why}" if why else text)
+
+
+def _decide(q: float, n: int, certain: int, possible: int, samples: Samples, limit: float) -> tuple[Verdict, str]:
+    tail = 1.0 - q
+    enough = n >= min_samples(q)
+    if certain and 1.0 - binomial_cdf(certain - 1, n, tail) <= 1.0 - CONFIDENCE:
+        return "fail", ""
+    lowest = sorted([*samples.values, *samples.hidden, *[math.inf] * samples.num_failed])
+    if enough and quantile(lowest, q) > limit:
+        return "fail", ""
+    if not enough:
+        return "inconclusive", f"p{q * 100:g} needs {min_samples(q) - n} more requests"
+    if binomial_cdf(possible, n, tail) <= 1.0 - CONFIDENCE:
+        return "pass", ""
+    return "inconclusive", f"within the limit, but too close to it to be certain with {n} requests"
+
+
+def judge_errors(limit: float | None, requests: Sequence[RequestTiming]) -> ErrorVerdict:
+    """The share of finished requests that failed, against the limit."""
+    finished = [r for r in requests if concerns_service(r) and r.error != CENSORED]
+    num_failed = sum(is_failure(r) for r in finished)
+    n = len(finished)
+    rate = num_failed / n if n else None
+    if limit is None:
+        return ErrorVerdict("not declared", None, rate, num_failed, n, "error rate: not declared")
+    if rate is None:
+        return ErrorVerdict("inconclusive", limit, None, 0, 0, "error rate: no request finished")
+    text = f"error rate {rate:.4g} ({num_failed} of {n}), limit {limit:g}"
+    if rate > limit:
+        return ErrorVerdict("fail", limit, rate, num_failed, n, text)
+    missed = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / n) if num_failed == 0 else None
+    if missed is not None and missed > limit:
+        text += f"; {n} requests without an error prove no less than {missed:.2g}"
+    return ErrorVerdict("pass", limit, rate, num_failed, n, text)
+
+
+def _goodput(slo: Slo, requests: Sequence[RequestTiming]) -> float | None:
+    offered = [r for r in requests if concerns_service(r)]
+    return sum(_keeps(slo, r) for r in offered) / len(offered) if offered else None
+
+
+def _keeps(slo: Slo, r: RequestTiming) -> bool:
+    if not r.ok:
+        return False
+    for objective in slo.objectives:
+        values = collect(objective.metric, (r,), from_intended=True).values
+        if values and quantile(sorted(values), objective.quantile) > effective_limit(objective, slo.network_ms):
+            return False
+    return True

@@ -1,0 +1,47 @@
+"""Capacity is bracketed by measured rates, never read beyond them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from inferloop.measure.frontier import Frontier, FrontierPoint
+from inferloop.measure.verdict import Verdict
+
+
+def point(qps: float, verdict: Verdict, margin: float | None = None) -> FrontierPoint:
+    return FrontierPoint(qps, qps, qps * 10, verdict, margin)
+
+
+def test_interpolates_where_the_margin_crosses_zero() -> None:
+    c = Frontier.of([point(4, "fail", -0.25), point(1, "pass", 0.9), point(2, "pass", 0.75)]).capacity()
+    assert (c.low, c.high, c.method) == (2.0, 4.0, "interpolated")
+    assert c.qps == pytest.approx(2 + 2 * 0.75)
+
+
+def test_an_infinite_margin_is_not_interpolated() -> None:
+    c = Frontier.of([point(2, "pass", 0.5), point(4, "fail", -math.inf)]).capacity()
+    assert (c.qps, c.low, c.high, c.method) == (2.0, 2.0, 4.0, "measured")
+
+
+def test_nothing_fails_gives_a_lower_bound() -> None:
+    c = Frontier.of([point(2, "pass", 0.5), point(4, "inconclusive", 0.01)]).capacity()
+    assert (c.qps, c.low, c.high) == (2.0, 2.0, None)
+
+
+def test_nothing_passes_gives_zero() -> None:
+    c = Frontier.of([point(2, "fail", -1.0)]).capacity()
+    assert (c.qps, c.low, c.high, c.method) == (0.0, 0.0, 2.0, "none")
+    assert "certified" in Frontier.of([point(2, "inconclusive")]).capacity().reason
+    assert Frontier.of([]).capacity().qps == 0.0
+
+
+def test_a_pass_above_a_failure_is_not_believed() -> None:
+    c = Frontier.of([point(1, "pass", 0.5), point(2, "fail", -0.1), point(4, "pass", 0.2)]).capacity()
+    assert (c.low, c.high, c.monotone) == (1.0, 2.0, False)
+
+
+def test_hull_drops_rates_that_completed_less() -> None:
+    points = [FrontierPoint(r, a, None, "pass", None) for r, a in ((1.0, 1.0), (2.0, 2.0), (4.0, 1.5), (8.0, None))]
+    assert [p.offered_qps for p in Frontier.of(points).hull()] == [1.0, 2.0]
