@@ -13,13 +13,14 @@ import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
 
 Header = tuple[str, str]
 _HIGH_WATER_BYTES = 1 << 20
+_CUT_SHORT = "the server closed the connection before the answer was complete"
 _RETRY_ON_STALE = 1  # a kept-alive connection may have been closed by the server just as we reused it
 
 
@@ -45,6 +46,7 @@ class _Connection(asyncio.Protocol):
         self._buffered_bytes = 0
         self._paused = False
         self._done = False
+        self._stray = False
         self._error: HttpError | None = None
         self._wake = asyncio.Event()
         self.status = 0
@@ -56,14 +58,15 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._pieces.clear()
         self._buffered_bytes = 0
-        self._done, self._error, self.received_any = False, None, False
+        self._done, self._stray, self._error, self.received_any = False, False, None, False
         self.status, self.headers, self.t_headers_ns = 0, [], 0
         self._wake.clear()
+        if self.closed:  # lost between connecting and now: no more callbacks will come to say so
+            self._fail(HttpError("truncated", _CUT_SHORT))
 
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from asyncio's
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -84,22 +87,35 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         if not self._done:
-            if self._parser is not None and self.t_headers_ns and not self._framed():
-                self._done = True  # a body delimited by the end of the connection
+            if exc is None and self._parser is not None and self.t_headers_ns and not self._framed():
+                self._done = True  # a body delimited by the orderly end of the connection
             else:
-                self._fail(HttpError("truncated", "the server closed the connection before the answer was complete"))
+                self._fail(HttpError("truncated", _CUT_SHORT))
         self._wake.set()
 
     # httptools callbacks
+    def on_message_begin(self) -> None:
+        self._stray = self._done  # a second answer to one request: not ours to read
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+        if not self._stray:
+            self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
+        if self._stray:
+            self.reusable = False
+            return
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:  # interim (100 Continue, 103 Early Hints): the answer is still to come
+            self.headers = []
+            return
+        self.status = status
         self.t_headers_ns = self._now_ns
         self.reusable = bool(self._parser.should_keep_alive())
 
     def on_body(self, body: bytes) -> None:
+        if self._stray:
+            return
         self._pieces.append((self._now_ns, body))
         self._buffered_bytes += len(body)
         if self._buffered_bytes > _HIGH_WATER_BYTES and not self._paused and self.transport is not None:
@@ -107,7 +123,8 @@ class _Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        self._done = True
+        if self.t_headers_ns:
+            self._done = True
 
     def _framed(self) -> bool:
         return any(
@@ -136,11 +153,25 @@ class _Connection(asyncio.Protocol):
             self._wake.clear()
             await self._wake.wait()
         piece = self._pieces.popleft()
-        self._buffered_bytes -= len(piece[1])
-        if self._paused and self._buffered_bytes <= _HIGH_WATER_BYTES // 2 and self.transport is not None:
-            self._paused = False
-            self.transport.resume_reading()
+        self._taken(len(piece[1]))
         return piece
+
+    async def next_bytes(self) -> bytes | None:
+        """Everything that has arrived and was not read yet, as one; None at the end. Raises like `next_piece`."""
+        piece = await self.next_piece()
+        if piece is None or not self._pieces:
+            return None if piece is None else piece[1]
+        rest = [data for _, data in self._pieces]
+        self._pieces.clear()
+        self._taken(self._buffered_bytes)
+        return b"".join([piece[1], *rest])
+
+    def _taken(self, num_bytes: int) -> None:
+        self._buffered_bytes -= num_bytes
+        if self._paused and self._buffered_bytes <= _HIGH_WATER_BYTES // 2:
+            self._paused = False
+            if self.transport is not None and not self.closed:
+                self.transport.resume_reading()
 
     @property
     def complete(self) -> bool:
@@ -172,6 +203,11 @@ class Response:
                 yield piece
         finally:
             self.release()
+
+    async def next_bytes(self) -> bytes | None:
+        """For relays: all that has arrived since the last call, None at the end. Raises HttpError (truncated). The
+        caller releases."""
+        return await self._connection.next_bytes()
 
     async def read(self) -> bytes:
         return b"".join([data async for _, data in self.pieces()])

@@ -1,0 +1,271 @@
+"""The only place that starts processes: runs a LaunchSpec as one replica and takes its whole tree down again.
+
+Between this process and the engine stands a guard (fleet/act/guard.py), which makes sure that nothing survives the
+owner. The exit is watched through a pidfd, so it works on any event loop (asyncio, uvloop) and in any thread; no
+SIGCHLD handler is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from inferloop.backends.http import HttpClient, HttpError
+from inferloop.backends.protocols import LaunchSpec
+from inferloop.core.clock import Clock, RealClock
+from inferloop.core.errors import LaunchError
+from inferloop.core.units import NS_PER_S
+from inferloop.fleet.act.ports import listens, release_port, reserve_port
+
+_GUARD = Path(__file__).with_name("guard.py")
+_HOST = "127.0.0.1"
+_POLL_S = 0.05
+_PROBE_TIMEOUT_S = 5.0
+_KILL_WAIT_S = 10.0
+_LOG_TAIL_LINES = 20
+_PORT_ATTEMPTS = 3
+
+
+def log_tail(path: Path, num_lines: int = _LOG_TAIL_LINES) -> str:
+    """The last lines of a log, read from its last 64 KiB; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - (1 << 16)))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-num_lines:])
+
+
+class ReplicaProcess:
+    """One running engine. Made by `start` on a running event loop, and bound to that loop.
+
+    `url` is where it listens once ready, `pid` the engine itself, `guard_pid` the guard above it.
+    """
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        replica_id: str,
+        log_path: Path,
+        clock: Clock,
+        *,
+        port: int,
+        guard: subprocess.Popen[bytes],
+        lifeline: socket.socket,
+        pid: int,
+    ) -> None:
+        self.spec, self.replica_id, self.log_path = spec, replica_id, log_path
+        self.port, self.url, self.pid = port, f"http://{_HOST}:{port}", pid
+        self.t_started_ns = clock.now_ns()
+        self.t_ready_ns: int | None = None
+        self._clock, self._guard, self._lifeline = clock, guard, lifeline
+        self._stop_lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[int] = self._loop.create_future()
+        self._pidfd = os.pidfd_open(guard.pid)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+
+    @classmethod
+    async def start(
+        cls,
+        spec: LaunchSpec,
+        *,
+        log_path: Path,
+        replica_id: str = "replica",
+        port: int = 0,
+        clock: Clock | None = None,
+    ) -> ReplicaProcess:
+        """Launch; returns once the engine's process exists (see `wait_ready`). "{port}" in argv and env values is
+        replaced by `port`, or by a free one when it is 0. stdout and stderr are appended to `log_path`.
+
+        Raises LaunchError when the program cannot be started.
+        """
+        chosen = port or reserve_port(_HOST)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        argv = [part.replace("{port}", str(chosen)) for part in spec.argv]
+        env = {**os.environ, **{name: value.replace("{port}", str(chosen)) for name, value in spec.env.items()}}
+        guard: subprocess.Popen[bytes] | None = None
+        try:
+            with log_path.open("ab") as log:
+                guard = subprocess.Popen(  # noqa: ASYNC220  vfork + exec of a small program: about a millisecond
+                    [sys.executable, "-I", "-S", str(_GUARD), str(theirs.fileno()), "--", *argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # a Ctrl-C in the terminal is for the owner, which drains first
+                )
+            theirs.close()
+            line = await asyncio.get_running_loop().sock_recv(ours, 32)
+            if not line:
+                raise LaunchError(f"{replica_id}: the guard process ended at once\n{log_tail(log_path)}")
+            process = cls(
+                spec, replica_id, log_path, clock or RealClock(), port=chosen, guard=guard, lifeline=ours, pid=int(line)
+            )
+        except BaseException as error:
+            theirs.close()
+            ours.close()  # makes the guard, if it runs, kill and end
+            release_port(chosen)
+            if guard is not None:
+                guard.wait()
+            if isinstance(error, OSError):
+                raise LaunchError(f"{replica_id}: cannot start {argv[0]}: {error}") from error
+            raise
+        return process
+
+    @classmethod
+    async def start_ready(
+        cls,
+        spec: LaunchSpec,
+        *,
+        log_path: Path,
+        replica_id: str = "replica",
+        timeout_s: float | None = None,
+        clock: Clock | None = None,
+    ) -> ReplicaProcess:
+        """Start and wait until ready. A replica that fails because another program took its port in between is
+        started again on another one. Leaves nothing running when it raises (LaunchError, cancellation)."""
+        for attempt in range(_PORT_ATTEMPTS):
+            process = await cls.start(spec, log_path=log_path, replica_id=replica_id, clock=clock)
+            try:
+                await process.wait_ready(timeout_s)
+                return process
+            except LaunchError:
+                lost_port = process.returncode is not None and _is_taken(process.port)
+                await process.stop(0)
+                if not lost_port or attempt == _PORT_ATTEMPTS - 1:
+                    raise
+            except BaseException:
+                process.kill()
+                await process.stop(0)
+                raise
+        raise AssertionError("unreachable")
+
+    @property
+    def guard_pid(self) -> int:
+        return self._guard.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while running; negative for death by signal, as in subprocess."""
+        return self._exit.result() if self._exit.done() else None
+
+    async def wait(self) -> int:
+        """The exit code, once the engine has ended and what it left behind is gone."""
+        return await asyncio.shield(self._exit)
+
+    async def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Return when GET spec.ready.path answers 200 and it is our process that listens there.
+
+        Raises LaunchError (with the end of the log) when the engine exits first or `timeout_s` (default: the spec's)
+        passes. Does not stop the process.
+        """
+        limit_s = self.spec.ready.timeout_s if timeout_s is None else timeout_s
+        deadline_ns = self._clock.now_ns() + int(limit_s * NS_PER_S)
+        last = "it did not answer"
+        client = HttpClient(self.url, connect_timeout_s=1.0)
+        try:
+            while True:
+                if self._exit.done():
+                    raise self._launch_error(f"exited with code {self._exit.result()} before it was ready")
+                if self._clock.now_ns() >= deadline_ns:
+                    raise self._launch_error(f"not ready within {limit_s:g} s ({last})")
+                last = await self._probe(client)
+                if not last:
+                    self.t_ready_ns = self._clock.now_ns()
+                    return
+                await asyncio.wait([self._exit], timeout=_POLL_S)
+        finally:
+            await client.close()
+
+    async def _probe(self, client: HttpClient) -> str:
+        """Empty when ready, else why not."""
+        try:
+            response = await client.request("GET", self.spec.ready.path, timeout_s=_PROBE_TIMEOUT_S)
+            await asyncio.wait_for(response.read(), _PROBE_TIMEOUT_S)
+        except HttpError as error:
+            return str(error)
+        except TimeoutError:
+            return f"GET {self.spec.ready.path} did not end"
+        if response.status != 200:
+            return f"GET {self.spec.ready.path} answered {response.status}"
+        if not await asyncio.to_thread(listens, self.guard_pid, self.port):
+            return f"port {self.port} is another program's"
+        return ""
+
+    async def stop(self, grace_s: float | None = None) -> int:
+        """SIGTERM, wait up to `grace_s` (default: the spec's drain time), then SIGKILL for the whole tree. Returns
+        the exit code. Idempotent; when cancelled it kills at once and raises."""
+        grace = self.spec.drain_timeout_s if grace_s is None else grace_s
+        async with self._stop_lock:
+            try:
+                if not self._exit.done() and grace > 0:
+                    with contextlib.suppress(ProcessLookupError):
+                        self._guard.send_signal(signal.SIGTERM)
+                    await asyncio.wait([self._exit], timeout=grace)
+                if not self._exit.done():
+                    self.kill()
+                    await asyncio.wait([self._exit], timeout=_KILL_WAIT_S)
+                if not self._exit.done():
+                    _kill_tree(self.guard_pid)
+            except asyncio.CancelledError:
+                self.kill()
+                raise
+            return await self.wait()
+
+    def kill(self) -> None:
+        """Order SIGKILL for the whole tree without waiting. Idempotent, safe from `finally`."""
+        with contextlib.suppress(OSError):
+            self._lifeline.close()
+
+    def _launch_error(self, what: str) -> LaunchError:
+        tail = log_tail(self.log_path)
+        end = f"its log ends:\n{tail}" if tail else "its log is empty"
+        return LaunchError(
+            f"{self.replica_id} ({self.spec.backend}, {self.spec.model_id}) {what}; log: {self.log_path}; {end}"
+        )
+
+    def _on_exit(self) -> None:
+        code = self._guard.poll()
+        if code is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._lifeline.close()
+        release_port(self.port)
+        _kill_session(self.pid)
+        if not self._exit.done():
+            self._exit.set_result(code)
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((_HOST, port)) == 0
+
+
+def _kill_tree(root_pid: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(root_pid)
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _kill_session(session_id: int) -> None:
+    """Kill what is left of the engine's session. Normally nothing: only a guard killed from outside leaves work."""
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == session_id:
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,212 @@
+"""Real processes: small Python programs as engines. Nothing may be left behind, whatever dies first."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inferloop.backends.protocols import LaunchSpec, ReadyProbe
+from inferloop.core.errors import LaunchError
+from inferloop.fleet.act.ports import bind_listener, reserve_port
+from inferloop.fleet.act.process import ReplicaProcess, log_tail
+
+SERVER = """
+import http.server, signal, subprocess, sys, time
+print("engine starts", flush=True)
+if "--child" in sys.argv:
+    daemon = "import os, time; os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", daemon]).wait()
+if "--stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health/ready" else 404)
+        self.send_header("content-length", "0")
+        self.end_headers()
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def spec_of(program: str, *flags: str, timeout_s: float = 20.0) -> LaunchSpec:
+    argv = (sys.executable, "-c", program, "{port}", *flags)
+    return LaunchSpec("test", argv, "none", ready=ReadyProbe(timeout_s=timeout_s))
+
+
+def below(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+
+
+async def test_runs_answers_and_stops_with_the_engines_own_exit_code(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = await ReplicaProcess.start(spec_of(SERVER), log_path=log, replica_id="r0")
+    await process.wait_ready()
+    assert process.t_ready_ns is not None
+    assert await process.stop(10) == 7
+    assert await process.stop(10) == 7, "stopping twice is the same"
+    assert process.returncode == 7 and "engine starts" in log.read_text()
+
+
+async def test_stop_takes_the_whole_tree_even_daemonized_children(tmp_path: Path) -> None:
+    process = await ReplicaProcess.start_ready(spec_of(SERVER, "--child"), log_path=tmp_path / "log")
+    tree = below(process.guard_pid)
+    assert len(tree) == 2, "the engine and the daemon it left"
+    await process.stop(10)
+    assert_gone(tree)
+
+
+async def test_a_stubborn_engine_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    process = await ReplicaProcess.start_ready(spec_of(SERVER, "--stubborn", "--child"), log_path=tmp_path / "log")
+    tree = below(process.guard_pid)
+    assert await process.stop(0.2) == -signal.SIGKILL
+    assert_gone(tree)
+
+
+async def test_cancelling_a_stop_kills_at_once(tmp_path: Path) -> None:
+    process = await ReplicaProcess.start_ready(spec_of(SERVER, "--stubborn"), log_path=tmp_path / "log")
+    stopping = asyncio.create_task(process.stop(600))
+    await asyncio.sleep(0.1)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert await process.wait() == -signal.SIGKILL
+
+
+async def test_a_killed_engine_is_noticed_and_what_it_left_is_gone(tmp_path: Path) -> None:
+    process = await ReplicaProcess.start_ready(spec_of(SERVER, "--child"), log_path=tmp_path / "log")
+    tree = below(process.guard_pid)
+    os.kill(process.pid, signal.SIGKILL)
+    assert await asyncio.wait_for(process.wait(), 10) == -signal.SIGKILL
+    assert_gone(tree)
+
+
+async def test_killing_the_guard_kills_the_engine(tmp_path: Path) -> None:
+    process = await ReplicaProcess.start_ready(spec_of(SERVER), log_path=tmp_path / "log")
+    tree = below(process.guard_pid)
+    os.kill(process.guard_pid, signal.SIGKILL)
+    await asyncio.wait_for(process.wait(), 10)
+    assert_gone(tree)
+
+
+async def test_an_engine_that_exits_early_is_a_launch_error_with_its_last_words(tmp_path: Path) -> None:
+    program = "import sys; print('no such model: tiny', file=sys.stderr); sys.exit(3)"
+    process = await ReplicaProcess.start(spec_of(program), log_path=tmp_path / "log", replica_id="r1")
+    with pytest.raises(LaunchError, match=r"(?s)r1.*exited with code 3.*no such model: tiny"):
+        await process.wait_ready()
+    assert await process.stop() == 3
+
+
+async def test_an_engine_that_never_gets_ready_is_a_launch_error(tmp_path: Path) -> None:
+    spec = spec_of("import time; print('loading', flush=True); time.sleep(600)", timeout_s=0.5)
+    with pytest.raises(LaunchError, match=r"(?s)not ready within 0.5 s.*loading"):
+        await ReplicaProcess.start_ready(spec, log_path=tmp_path / "log")
+    assert not [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_a_program_that_does_not_exist_is_a_launch_error(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="cannot execute /no/such/engine"):
+        await ReplicaProcess.start_ready(LaunchSpec("test", ("/no/such/engine",), "none"), log_path=tmp_path / "log")
+
+
+async def test_another_programs_server_on_our_port_does_not_make_us_ready(tmp_path: Path) -> None:
+    other = await ReplicaProcess.start_ready(spec_of(SERVER), log_path=tmp_path / "other")
+    idle = LaunchSpec("test", (sys.executable, "-c", "import time; time.sleep(600)"), "none")
+    process = await ReplicaProcess.start(idle, log_path=tmp_path / "log", port=other.port)
+    with pytest.raises(LaunchError, match="another program's"):
+        await process.wait_ready(1.0)
+    await process.stop(0)
+    await other.stop(10)
+
+
+async def test_a_port_lost_in_a_race_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    thief = bind_listener("127.0.0.1", 0)
+    stolen = int(thief.getsockname()[1])
+    ports: list[int] = []
+
+    def first_stolen() -> int:
+        ports.append(stolen if not ports else reserve_port())
+        return ports[-1]
+
+    monkeypatch.setattr("inferloop.fleet.act.process.reserve_port", lambda host: first_stolen())
+    process = await ReplicaProcess.start_ready(spec_of(SERVER), log_path=tmp_path / "log")
+    assert process.port == ports[1] != stolen
+    await process.stop(10)
+    thief.close()
+
+
+async def test_port_and_environment_reach_the_engine(tmp_path: Path) -> None:
+    program = "import os, sys; print(sys.argv[1], os.environ['ENGINE_PORT'], os.environ['MODE'])"
+    argv = (sys.executable, "-c", program, "--port={port}")
+    spec = LaunchSpec("test", argv, "none", env={"ENGINE_PORT": "{port}", "MODE": "quiet"})
+    process = await ReplicaProcess.start(spec, log_path=tmp_path / "log")
+    await process.wait()
+    assert log_tail(tmp_path / "log") == f"--port={process.port} {process.port} quiet"
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from inferloop.backends.protocols import LaunchSpec
+from inferloop.fleet.act.process import ReplicaProcess
+async def main():
+    spec = LaunchSpec("test", (sys.executable, "-c", sys.argv[1], "{port}", "--stubborn", "--child"), "none")
+    process = await ReplicaProcess.start_ready(spec, log_path=Path(sys.argv[2]))
+    print(process.guard_pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def test_kill_9_of_the_owner_leaves_no_orphan(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", OWNER, SERVER, str(tmp_path / "log")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as owner:
+        assert owner.stdout is not None
+        guard = psutil.Process(int(owner.stdout.readline()))
+        tree = [guard, *below(guard.pid)]
+        assert len(tree) == 3
+        owner.kill()
+    assert_gone(tree)
+
+
+def test_works_on_uvloop_outside_the_main_thread(tmp_path: Path) -> None:
+    import threading
+
+    import uvloop
+
+    codes: list[int] = []
+
+    async def run() -> None:
+        process = await ReplicaProcess.start_ready(spec_of(SERVER), log_path=tmp_path / "log")
+        codes.append(await process.stop(10))
+
+    def in_thread() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join()
+    assert codes == [7]
+
+
+def test_the_tail_of_a_log_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(100_000)))
+    begin = time.monotonic()
+    assert log_tail(tmp_path / "log", 2) == "line 99998\nline 99999"
+    assert log_tail(tmp_path / "absent") == ""
+    assert time.monotonic() >= begin
