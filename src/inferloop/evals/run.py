@@ -1,0 +1,137 @@
+"""Run a suite against a URL. Nothing a case does can take it out of the count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from inferloop.backends.http import HttpClient, HttpError
+from inferloop.contract.workload import QualityGate
+from inferloop.evals.ask import Asker, CaseSkippedError
+from inferloop.evals.gate import judge
+from inferloop.evals.scorer import Observation, Score, score
+from inferloop.evals.suite import Case, Suite
+from inferloop.evals.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """One case's outcome; `text` is what the model answered, when it did."""
+
+    case: Case
+    score: Score
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRun:
+    """A suite's results at one target, in the suite's order."""
+
+    suite: Suite
+    target: str
+    model: str
+    results: tuple[CaseResult, ...]
+
+    @property
+    def tally(self) -> Tally:
+        return Tally.of(result.score for result in self.results)
+
+    @property
+    def by_tag(self) -> dict[str, Tally]:
+        tags = sorted({tag for result in self.results for tag in result.case.tags})
+        return {tag: Tally.of(r.score for r in self.results if tag in r.case.tags) for tag in tags}
+
+    def summary(self, gate: QualityGate | None = None) -> dict[str, Any]:
+        """The `eval` object of summary.json, as plain JSON values. Without a gate the verdict is "not declared"."""
+        tally = self.tally
+        judged = judge(gate, tally) if gate else None
+        return {
+            "verdict": judged.verdict if judged else "not declared",
+            "reasons": list(judged.reasons) if judged else [],
+            "minimum": gate.minimum if gate else None,
+            "suite": {"name": self.suite.name, "version": self.suite.version, "digest": self.suite.digest},
+            "target": self.target,
+            "model": self.model,
+            "cases": tally.counts,
+            "score": tally.score,
+            "interval": list(tally.interval),
+            "bounds": {"worst": tally.worst, "best": tally.best},
+            "mde": tally.mde,
+            "by_tag": {tag: {**t.counts, "score": t.score} for tag, t in self.by_tag.items()},
+            "results": [_row(result) for result in self.results],
+        }
+
+
+async def run_suite(
+    suite: Suite,
+    url: str,
+    *,
+    model: str | None = None,
+    concurrency: int = 4,
+    timeout_s: float = 60.0,
+    on_result: Callable[[CaseResult], None] | None = None,
+) -> EvalRun:
+    """Ask every case of `suite`, at most `concurrency` at once. `model` None: the first that the target lists.
+
+    `on_result` is called as each case ends. Raises HttpError only when the target does not say which model it has;
+    after that every failure is a result.
+    """
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be >= 1, got {concurrency}")
+    client = HttpClient(url)
+    try:
+        name = model or await _first_model(client)
+        asker = Asker(client, name, timeout_s=timeout_s)
+        free = asyncio.Semaphore(concurrency)
+
+        async def one(case: Case) -> CaseResult:
+            async with free:
+                result = await _run_case(asker, case)
+            if on_result is not None:
+                on_result(result)
+            return result
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(case)) for case in suite.cases]
+        return EvalRun(suite, url, name, tuple(task.result() for task in tasks))
+    finally:
+        await client.close()
+
+
+async def _run_case(asker: Asker, case: Case) -> CaseResult:
+    try:
+        seen = await asker.observe(case)
+    except HttpError as error:
+        return CaseResult(case, Score("errored", None, f"{error.kind}: {error}"))
+    except CaseSkippedError as error:
+        return CaseResult(case, Score("skipped", None, str(error)))
+    return CaseResult(case, score(case, seen), _text(seen))
+
+
+def _text(seen: Observation) -> str | None:
+    return seen.reply.text if seen.reply else None
+
+
+async def _first_model(client: HttpClient) -> str:
+    listed = await client.get_json("/v1/models")
+    try:
+        return str(listed["data"][0]["id"])
+    except (KeyError, IndexError, TypeError) as error:
+        raise HttpError("protocol", f"{client.base_url}/v1/models lists no model") from error
+
+
+def _row(result: CaseResult) -> dict[str, Any]:
+    case = result.case
+    return {
+        "id": case.id,
+        "kind": case.kind,
+        "tags": list(case.tags),
+        "status": result.score.status,
+        "score": result.score.value,
+        "reason": result.score.reason,
+        "why": case.why,
+        "digest": case.digest,
+        "text": result.text,
+    }
