@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from inferloop.core.digest import digest_of
@@ -91,11 +91,15 @@ class ModelRef:
 
 @dataclass(frozen=True, slots=True)
 class QualityGate:
-    """A suite (resolved path) whose score must reach `minimum`; `allowed_loss` is against a baseline run."""
+    """A suite (resolved path) whose score must reach `minimum`; `allowed_loss` is against a baseline run.
+
+    `name` is the suite as the contract's folders know it (`evals/assistant.yaml`), the same on every machine.
+    """
 
     suite: str
     minimum: float = 1.0
     allowed_loss: float | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ class Contract:
 
     @property
     def digest(self) -> str:
-        """sha256 of the meaning: equal contracts in YAML, TOML, JSON or the short form have equal digests."""
-        from dataclasses import replace
-
-        return digest_of(replace(self, source=None))
+        """sha256 of the meaning: equal contracts in YAML, TOML, JSON or the short form have equal digests, wherever
+        their folder lies."""
+        quality = self.quality and replace(self.quality, suite=self.quality.name or self.quality.suite)
+        return digest_of(replace(self, source=None, quality=quality))

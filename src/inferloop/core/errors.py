@@ -3,6 +3,7 @@
 InferloopError                 exit 1
   UsageError                   exit 2   wrong flags, bad files
     ContractError                       a contract that cannot mean anything; names file, line, key
+      ContractProblemsError             several of them, found in one reading
   EnvironmentLacksError        exit 3   something is missing here; says how to get it
     ModelFileError                      a model file that is absent, truncated, tampered with or unsupported
     PortInUseError
@@ -48,6 +49,17 @@ class ContractError(UsageError):
         where = f"{file}:{line}" if file and line else (file or "contract")
         text = f"{where}: {key}: {problem}" if key else f"{where}: {problem}"
         super().__init__(f"{text} ({hint})" if hint else text)
+
+
+class ContractProblemsError(ContractError):
+    """Everything that is wrong with one file, one line per problem. It stands for its first problem too."""
+
+    def __init__(self, problems: tuple[ContractError, ...]) -> None:
+        assert problems, "an error needs a problem"
+        first = problems[0]
+        super().__init__(first.problem, file=first.file, line=first.line, key=first.key, hint=first.hint)
+        self.problems = problems
+        self.args = ("\n".join(str(p) for p in problems),)
 
 
 class EnvironmentLacksError(InferloopError):

@@ -1,0 +1,88 @@
+"""A contract back in the words of its file: the full form as plain values, ready for JSON, TOML or YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferloop.contract.distributions import percentile_key
+from inferloop.contract.traffic import DEFAULT_CLASS, duration_text
+from inferloop.contract.workload import Contract, Distribution, Traffic, TrafficClass
+from inferloop.core.slo import Slo
+
+
+def describe(contract: Contract) -> dict[str, Any]:
+    """`parse(describe(c), base=...)` equals `c` but for its source, given that the files it names are still there."""
+    result: dict[str, Any] = {
+        "version": contract.version,
+        "service": contract.service,
+        "archetype": contract.archetype,
+        "model": {"id": contract.model.id, "precision": _present(contract.model.precision, "weights activations kv")},
+        "traffic": _traffic(contract.traffic),
+        "slo": _slo(contract.slo),
+    }
+    if contract.sla is not None:
+        result["sla"] = _slo(contract.sla)
+    if contract.quality is not None:
+        gate = {"suite": contract.quality.name or contract.quality.suite}
+        result["quality"] = gate | _present(contract.quality, "minimum allowed_loss")
+    if contract.cost is not None:
+        result["cost"] = _present(contract.cost, "usd_per_hour usd_per_mtok")
+    result["privacy"] = {"capture": contract.privacy.capture, "retain_days": contract.privacy.retain_days}
+    return result
+
+
+def _traffic(traffic: Traffic) -> dict[str, Any]:
+    qps, arrivals = traffic.qps, traffic.arrivals
+    shape: dict[str, Any] = {"process": arrivals.process}
+    if arrivals.process == "gamma":
+        shape["cv"] = arrivals.cv
+    if arrivals.file is not None:
+        shape["file"] = arrivals.file
+    result: dict[str, Any] = {
+        "qps": {"avg": qps.avg, "p95": qps.p95, "peak": qps.peak, "window": qps.window},
+        "arrivals": shape,
+        "input_tokens": _distribution(traffic.input_tokens),
+        "output_tokens": _distribution(traffic.output_tokens),
+        "prefix_reuse": traffic.prefix_reuse,
+    }
+    if traffic.rate_profile is not None:
+        result["rate_profile"] = traffic.rate_profile
+    for name in ("queries_per_request", "tool_ms"):
+        value: Distribution | None = getattr(traffic, name)
+        if value is not None:
+            result[name] = _distribution(value)
+    whole = TrafficClass(DEFAULT_CLASS, 1.0, traffic.input_tokens, traffic.output_tokens, traffic.prefix_reuse)
+    if traffic.classes != (whole,):
+        result["classes"] = [_class(c) for c in traffic.classes]
+    return result
+
+
+def _class(part: TrafficClass) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "share": part.share,
+        "input_tokens": _distribution(part.input_tokens),
+        "output_tokens": _distribution(part.output_tokens),
+        "prefix_reuse": part.prefix_reuse,
+    }
+
+
+def _distribution(distribution: Distribution) -> dict[str, float]:
+    return {percentile_key(quantile): value for quantile, value in distribution.points}
+
+
+def _slo(slo: Slo) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for objective in slo.objectives:
+        result.setdefault(objective.metric, {})[percentile_key(objective.quantile)] = objective.limit
+    if slo.max_error_rate is not None:
+        result["error_rate"] = slo.max_error_rate
+    result["window"] = duration_text(slo.window_s)
+    result["scope"] = list(slo.scope) or "all"
+    result["network_ms"] = slo.network_ms
+    return result
+
+
+def _present(value: object, names: str) -> dict[str, Any]:
+    found = {name: getattr(value, name) for name in names.split()}
+    return {name: item for name, item in found.items() if item is not None}

@@ -1,0 +1,334 @@
+"""Contracts load from three formats and two forms; whatever is wrong is named with file, line, key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferloop.contract.describe import describe
+from inferloop.contract.load import load, parse, split_model
+from inferloop.contract.workload import Contract, Distribution, Precision, Rate
+from inferloop.core.errors import ContractError, ContractProblemsError, UsageError
+from inferloop.core.slo import Objective
+
+FULL_YAML = """\
+version: 1
+service: assistant
+model: {id: tiny, precision: {weights: int8, kv: bf16}}
+traffic:
+  qps: {avg: 18, p95: 42, peak: 90}
+  input_tokens: {p50: 1200, p95: 8e3}
+  output_tokens: {p95: 1200, p50: 180}
+  prefix_reuse: 0.55
+slo:
+  ttft_ms: {p95: 450}
+  tpot_ms: {p95: 40}
+  error_rate: 0.001
+  window: 4w
+quality: {suite: evals/assistant.yaml, minimum: 0.9}
+"""
+
+FULL_TOML = """\
+version = 1
+service = "assistant"
+[model]
+id = "tiny"
+precision = {kv = "bf16", weights = "int8"}
+[traffic]
+qps = {avg = 18, p95 = 42.0, peak = 90}
+input_tokens = {p50 = 1200, p95 = 8000}
+output_tokens = {p50 = 180, p95 = 1200}
+prefix_reuse = 0.55
+[slo]
+ttft_ms.p95 = 450
+tpot_ms = {p95 = 40}
+error_rate = 1e-3
+window = "28d"
+[quality]
+suite = "assistant"
+minimum = 0.9
+"""
+
+SEED: dict[str, Any] = {
+    "model": "candidate-bf16",
+    "qps": {"avg": 18, "p95": 42, "peak": 90},
+    "input_tokens": {"p50": 1200, "p95": 8000},
+    "output_tokens": {"p50": 180, "p95": 1200},
+    "prefix_reuse": 0.55,
+    "slo": {"ttft_p95_ms": 450, "tpot_p95_ms": 40},
+    "quality_gate": "assistant",
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "evals").mkdir()
+    (tmp_path / "evals" / "assistant.yaml").write_text("version: 1\n")
+    (tmp_path / "contracts").mkdir()
+    return tmp_path
+
+
+def write(root: Path, name: str, text: str) -> Path:
+    path = root / "contracts" / name
+    path.write_text(text)
+    return path
+
+
+def minimal(**changes: Any) -> dict[str, Any]:
+    """A short contract without a gate, with some keys replaced; None removes a key."""
+    result = {k: v for k, v in SEED.items() if k != "quality_gate"} | changes
+    return {k: v for k, v in result.items() if v is not None}
+
+
+def complaint(content: dict[str, Any] | str) -> str:
+    with pytest.raises(ContractError) as caught:
+        parse(content)
+    return str(caught.value)
+
+
+def test_three_formats_are_one_contract(root: Path) -> None:
+    from_yaml = load(write(root, "a.yaml", FULL_YAML))
+    from_toml = load(write(root, "a.toml", FULL_TOML))
+    from_json = load(write(root, "a.json", json.dumps(describe(from_yaml))))
+    assert from_yaml.digest == from_toml.digest == from_json.digest
+    assert from_yaml.source == str(root / "contracts" / "a.yaml")
+    assert from_yaml.traffic.input_tokens == Distribution(((0.5, 1200.0), (0.95, 8000.0)))
+    assert from_yaml.model.precision == Precision("int8", None, "bf16")
+    assert from_yaml.slo.window_s == 28 * 86400
+
+
+def test_short_form_means_the_full_form(root: Path) -> None:
+    short = parse(SEED, base=root)
+    full = {
+        "model": {"id": "candidate", "precision": "bf16"},
+        "traffic": {k: SEED[k] for k in ("qps", "input_tokens", "output_tokens", "prefix_reuse")},
+        "slo": {"ttft_ms": {"p95": 450}, "tpot_ms": {"p95": 40}},
+        "quality": {"suite": "evals/assistant.yaml"},
+    }
+    assert parse(full, base=root) == short
+    assert short.slo.objectives == (Objective("ttft_ms", 0.95, 450.0), Objective("tpot_ms", 0.95, 40.0))
+    assert short.traffic.qps == Rate(18, 42, 90)
+    assert [c.name for c in short.traffic.classes] == ["default"]
+
+
+def test_digest_ignores_where_the_folder_lies(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "evals").mkdir()
+    (other / "evals" / "assistant.yaml").write_text("version: 1\n")
+    here, there = parse(SEED, base=root), parse(SEED, base=other)
+    assert here.quality != there.quality
+    assert here.digest == there.digest
+
+
+def test_digest_changes_with_the_meaning(root: Path) -> None:
+    changes: list[dict[str, Any]] = [{"prefix_reuse": 0.5}, {"quality_gate": None}, {"archetype": "batch"}]
+    digests = {parse(SEED | c, base=root).digest for c in [{}, *changes]}
+    assert len(digests) == 4
+
+
+def test_suite_that_does_not_resolve_says_where_it_looked(root: Path) -> None:
+    with pytest.raises(ContractError) as caught:
+        parse(SEED | {"quality_gate": "application_eval_v12"}, base=root / "contracts")
+    text = str(caught.value)
+    assert "application_eval_v12" in text and str(root / "evals" / "application_eval_v12.yaml") in text
+    assert "known suites: assistant" in text
+    with pytest.raises(ContractError, match="did you mean assistant"):
+        parse(SEED | {"quality_gate": "asistant"}, base=root)
+
+
+@pytest.mark.parametrize(
+    ("text", "model_id", "weights"),
+    [
+        ("candidate-and-precision", "candidate-and-precision", None),
+        ("smollm2-135m-instruct-q4_1", "smollm2-135m-instruct", "q4_1"),
+        ("a-int8-bf16", "a-int8", "bf16"),
+        ("./models/tiny-bf16", "./models/tiny-bf16", None),
+        ("org/Model-FP8", "org/Model-FP8", None),
+        ("-bf16", "-bf16", None),
+        ("tiny-Q4_1.gguf", "tiny-Q4_1.gguf", None),
+    ],
+)
+def test_model_text_splits_at_the_last_precision(text: str, model_id: str, weights: str | None) -> None:
+    model = split_model(text)
+    assert (model.id, model.precision.weights) == (model_id, weights)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"prefix_reus": 0.1}, "prefix_reus: is not a known key (did you mean prefix_reuse?)"),
+        ({"qps": {"avg": 1, "peek": 3}}, "qps.peek: is not a known key (did you mean peak?)"),
+        ({"qps": {"p95": 3}}, "qps.avg: is required"),
+        ({"qps": None}, "contract: qps: is required"),
+        ({"model": None}, "model: is required"),
+        ({"qps": {"avg": 5, "p95": 4}}, "below avg"),
+        ({"qps": {"avg": 5, "peak": 4}}, "below p95"),
+        ({"qps": -1}, "qps: must be more than 0, not -1"),
+        ({"qps": float("nan")}, "qps: must be a finite number"),
+        ({"qps": {"avg": float("inf")}}, "qps.avg: must be a finite number"),
+        ({"qps": True}, "qps: must be a number, not the truth value true"),
+        ({"qps": "18"}, "write it without quotes"),
+        ({"qps": 10**400}, "must be at most"),
+        ({"input_tokens": {"p50": 100, "p95": 50}}, "p95 is 50, below p50 which is 100"),
+        ({"input_tokens": {"mean": 100}}, "a mean says nothing about the tail"),
+        ({"input_tokens": {"p101": 100}}, "input_tokens.p101: is not a percentile"),
+        ({"input_tokens": {"p50": 1, "p50.0": 2}}, "is the same percentile as p50"),
+        ({"input_tokens": {"p50": 0}}, "must be at least 1"),
+        ({"input_tokens": {}}, "holds no percentile"),
+        ({"output_tokens": [1, 2]}, "output_tokens: must be a number, not a list"),
+        ({"prefix_reuse": 1}, "must be below 1"),
+        ({"prefix_reuse": -0.1}, "must be at least 0"),
+        ({"model": {"id": "x", "precision": "int9"}}, "did you mean int8? valid: fp32, bf16"),
+        ({"model": {"id": "x", "precision": {"kv": "fp17"}}}, "model.precision.kv"),
+        ({"model": 7}, "model: must be a word, not 7"),
+        ({"archetype": "chatbot"}, "did you mean chat? valid: chat, agent, batch"),
+        ({"version": 2}, "version 2 is not known"),
+        ({"service": "../x"}, "service: '../x' must be letters"),
+        ({"slo": {"ttft_p95_ms": 450, "ttft_ms": {"p95": 4}}}, "is already given under ttft_ms"),
+        ({"slo": {"tftt_p95_ms": 450}}, "slo.tftt_p95_ms: is not a known key"),
+        ({"slo": {"ttft_ms": 450}}, "must say at which percentile"),
+        ({"slo": {"ttft_ms": {"p100": 450}}}, "p99.9 is the most one can ask"),
+        ({"slo": {"ttft_ms": {"p95": 0}}}, "must be more than 0"),
+        ({"slo": {"ttft_ms": {"p50": 500, "p95": 300}}}, "below p50"),
+        ({"slo": {"ttft_p95_ms": 40, "network_ms": 40}}, "network_ms alone takes 40 ms"),
+        ({"slo": {"window": "28x"}}, "must be a duration like 28d"),
+        ({"slo": {"scope": ["paid"]}}, "'paid' is not known"),
+        ({"slo": {"error_rate": 1.5}}, "must be at most 1"),
+        ({"arrivals": "poison"}, "did you mean poisson?"),
+        ({"arrivals": {"process": "gamma"}}, "arrivals.cv: is required"),
+        ({"arrivals": {"cv": 2}}, "has no meaning for poisson"),
+        ({"arrivals": {"process": "trace", "file": "no.csv"}}, "no such file"),
+        ({"privacy": {"capture": "all"}}, "valid: none, token_ids, text"),
+        ({"privacy": {"retain_days": 1.5}}, "must be whole days"),
+        ({"cost": {"usd_per_hour": 0}}, "must be more than 0"),
+        ({"quality": {"suite": "x", "minimum": 2}}, "quality.minimum: must be at most 1"),
+    ],
+)
+def test_bad_values_are_named(change: dict[str, Any], expected: str) -> None:
+    assert expected in complaint(minimal(**change))
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        ([{"name": "a", "share": 0.5}], "the shares add up to 0.5"),
+        ([{"name": "a", "share": 0.5}, {"name": "a", "share": 0.5}], "class a is given twice"),
+        ([{"name": "a"}], "classes[0].share: is required"),
+        ([{"name": "a b", "share": 1}], "must be letters"),
+        ("a", "must be a list"),
+        ([{"name": "a", "share": 1, "inputs": 3}], "classes[0].inputs: is not a known key"),
+    ],
+)
+def test_bad_classes_are_named(classes: Any, expected: str) -> None:
+    assert expected in complaint(minimal(classes=classes))
+
+
+def test_every_problem_is_told_at_once_in_order(root: Path) -> None:
+    path = write(root, "bad.yaml", FULL_YAML.replace("peak: 90", "peak: .nan").replace("slo:", "slos:"))
+    with pytest.raises(ContractProblemsError) as caught:
+        load(path)
+    assert [(p.line, p.key) for p in caught.value.problems] == [(5, "traffic.qps.peak"), (9, "slos")]
+    assert str(caught.value).splitlines()[0].startswith(f"{path}:5: traffic.qps.peak: must be a finite number")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "key"),
+    [
+        ("a.yaml", "model: x\nqps: 1\nqps: 2\n", 3, "qps"),
+        ("a.yaml", "model: [x\n", 2, None),
+        ("a.yaml", "model: x\n---\nmodel: y\n", 3, None),
+        ("a.yaml", "a: &a [*a]\n", 1, None),
+        ("a.yaml", "model: !!python/object:os.system x\n", 1, "model"),
+        ("a.toml", 'model = "x"\nqps = 1\nqps = 2\n', 3, None),
+        ("a.toml", 'model = "x"\n[traffic]\ninput_tokens = 1\noutput_tokens = 1\nqps = inf\n', 5, "traffic.qps"),
+        ("a.toml", "model = 2026-01-01\n", 1, "model"),
+        ("a.json", '{"model": "x",\n "qps": 1,\n "qps": 2}', 3, "qps"),
+        ("a.json", '{"model": "a:b\\"c",\n "input_tokens": 1, "output_tokens": 1, "qps":\n NaN}', 2, "qps"),
+        ("a.json", '{"model": "x",}', 1, None),
+    ],
+)
+def test_lines_are_named_in_every_format(root: Path, name: str, text: str, line: int, key: str | None) -> None:
+    path = write(root, name, text)
+    with pytest.raises(ContractError) as caught:
+        load(path)
+    assert (caught.value.file, caught.value.line) == (str(path), line), str(caught.value)
+    assert key is None or caught.value.key == key
+
+
+def test_yaml_words_and_numbers_are_those_of_yaml_1_2() -> None:
+    rest = "\ninput_tokens: 10\noutput_tokens: 0o17\nprefix_reuse: 0\n"
+    contract = parse("model: on\nservice: no\nqps: 1e3" + rest)
+    assert (contract.model.id, contract.service, contract.traffic.qps.avg) == ("on", "no", 1000.0)
+    assert contract.traffic.output_tokens.at(0.5) == 15.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: p,
+        lambda p: p.mkdir() or p,
+        lambda p: p.with_suffix(".ini"),
+    ],
+)
+def test_what_is_no_contract_file_is_wrong_usage(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    path = make(tmp_path / "contract.yaml")
+    (tmp_path / "contracts.yaml").write_text("")
+    (tmp_path / "contract.ini").write_text("")
+    with pytest.raises(UsageError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    if not path.exists():
+        assert "contracts.yaml?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "is empty"),
+        (b"# only a comment\n", "is empty"),
+        (b"- a\n- b\n", "must be a mapping"),
+        (b"hello", "must be a mapping"),
+        (b"\x89PNG\r\n\x1a\n", "not UTF-8"),
+        (b"GGUF\0\0\0", "binary"),
+        (b"x: " + b"[" * 5000, "nested too deeply"),
+        (b"a: &a [1,1,1,1,1,1,1,1,1]\n" + b"".join(b"%c: &%c [%s]\n" % (
+            c, c, b",".join([b"*%c" % (c - 1)] * 9)) for c in range(98, 108)), "too deeply"),
+    ],
+)  # fmt: skip
+def test_broken_files_are_bad_contracts(tmp_path: Path, data: bytes, expected: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(data)
+    with pytest.raises(ContractError) as caught:
+        load(path)
+    assert expected in str(caught.value)
+
+
+def test_classes_inherit_and_their_order_has_no_meaning() -> None:
+    long = {"name": "long", "share": 0.25, "input_tokens": {"p50": 4000, "p95": 9000}, "prefix_reuse": 0}
+    short = {"name": "short", "share": 0.75}
+    one, two = parse(minimal(classes=[long, short])), parse(minimal(classes=[short, long]))
+    assert one == two
+    assert one.traffic.classes[0].output_tokens == one.traffic.output_tokens
+    assert (one.traffic.classes[0].prefix_reuse, one.traffic.classes[1].prefix_reuse) == (0.0, 0.55)
+    assert parse(describe(one)) == one
+
+
+def test_example_of_every_key_survives_the_round_trip(root: Path) -> None:
+    (root / "weekday.csv").write_text("0,1\n")
+    everything = describe(parse(SEED, base=root))
+    everything["traffic"] |= {
+        "rate_profile": "weekday.csv",
+        "arrivals": {"process": "gamma", "cv": 2.5},
+        "queries_per_request": {"p50": 1, "p99.9": 3},
+        "tool_ms": {"p0": 0, "p100": 4000},
+        "classes": [{"name": "a", "share": 1 / 3}, {"name": "b", "share": 2 / 3, "prefix_reuse": 0.1}],
+    }
+    everything["slo"] |= {"scope": ["a"], "network_ms": 40, "window": "1500ms", "error_rate": 0.001}
+    everything |= {"sla": {"ttlt_p99_ms": 30000}, "cost": {"usd_per_mtok": 0.6}, "privacy": {"capture": "text"}}
+    contract: Contract = parse(everything, base=root)
+    assert parse(describe(contract), base=root) == contract
+    assert parse(json.dumps(describe(contract)), fmt="json", base=root) == contract
