@@ -4,10 +4,12 @@ InferloopError                 exit 1
   UsageError                   exit 2   wrong flags, bad files
     ContractError                       a contract that cannot mean anything; names file, line, key
       ContractProblemsError             several of them, found in one reading
+    RecordError                         a run folder that cannot be read
   EnvironmentLacksError        exit 3   something is missing here; says how to get it
     ModelFileError                      a model file that is absent, truncated, tampered with or unsupported
     PortInUseError
     LaunchError                         an engine that did not become ready; carries the end of its log
+    RecordWriteError                    a record could not be written (disk full, no permission)
   RunVoidError                 exit 4   a self-check failed: the numbers must not be used
   RequestError                 HTTP 4xx  one request is wrong; names the parameter
     ContextLengthError
@@ -62,6 +64,10 @@ class ContractProblemsError(ContractError):
         self.args = ("\n".join(str(p) for p in problems),)
 
 
+class RecordError(UsageError):
+    """A run folder that is missing, of a newer schema, or damaged beyond a torn last line."""
+
+
 class EnvironmentLacksError(InferloopError):
     """Something this machine does not have. `fix` is what to do about it."""
 
@@ -82,6 +88,10 @@ class PortInUseError(EnvironmentLacksError):
 
 class LaunchError(EnvironmentLacksError):
     """A launched engine exited or did not become ready. The text ends with the last lines of its log."""
+
+
+class RecordWriteError(EnvironmentLacksError):
+    """A record could not be written. What was complete before is still there."""
 
 
 class RunVoidError(InferloopError):
