@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -182,10 +183,15 @@ class ReplicaProcess:
                     raise self._launch_error(f"exited with code {self._exit.result()} before it was ready")
                 if self._clock.now_ns() >= deadline_ns:
                     raise self._launch_error(f"not ready within {limit_s:g} s ({last})")
-                last = await self._probe(client)
-                if not last:
-                    self.t_ready_ns = self._clock.now_ns()
-                    return
+                probe = asyncio.create_task(self._probe(client))
+                try:
+                    either: list[asyncio.Future[Any]] = [self._exit, probe]
+                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                    if probe.done() and not (last := probe.result()):
+                        self.t_ready_ns = self._clock.now_ns()
+                        return
+                finally:
+                    probe.cancel()
                 await asyncio.wait([self._exit], timeout=_POLL_S)
         finally:
             await client.close()
