@@ -1,0 +1,78 @@
+"""All that serving needs of text: chats and texts to prompt ids, ids back to text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from inferloop.core.clock import Clock
+from inferloop.core.digest import digest_of
+from inferloop.core.errors import RequestError
+from inferloop.engine.text.detokenizer import Detokenizer
+from inferloop.engine.text.template import ChatTemplate
+from inferloop.engine.text.tokenizer import Tokenizer, load_tokenizer
+from inferloop.models.resolve import ModelFiles
+
+
+class Codec:
+    """Tokenizer and chat template of one model. Safe to share between threads.
+
+    Control tokens written inside a prompt or a message are parsed as such (`<|im_end|>` typed by a user ends the
+    turn), which is what transformers and the serving engines do: the template's text and the user's cannot be told
+    apart once rendered. A service that must not allow it filters its users' text.
+    """
+
+    def __init__(self, files: ModelFiles, *, clock: Clock | None = None) -> None:
+        """Raises ModelFileError when the tokenizer or the template cannot be used."""
+        self.tokenizer: Tokenizer = load_tokenizer(files)
+        source = files.header.chat_template
+        self.template: ChatTemplate | None = (
+            None if source is None else ChatTemplate(source, special_texts=self.tokenizer.special_texts, clock=clock)
+        )
+
+    @property
+    def template_digest(self) -> str:
+        """sha256 hex of the template's source; of nothing when the model has none."""
+        return self.template.digest if self.template else digest_of(None)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[int, ...]:
+        """Prompt ids of a conversation. Where the model's texts start with BOS there is exactly one, whether or not the
+        template prints it. Raises RequestError naming `messages`."""
+        if self.template is None:
+            raise RequestError("this model has no chat template; use /v1/completions", param="messages")
+        text = self.template.render(messages, add_generation_prompt, tools=tools)
+        return self._prompt(text, "messages")
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Prompt ids of a raw text, with exactly one BOS where the model's texts start with it, also when the text
+        already spells it. Raises RequestError naming `prompt` when nothing is left to start from."""
+        return self._prompt(text, "prompt")
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of ids; invalid bytes become U+FFFD."""
+        return self.tokenizer.decode(ids, skip_special=skip_special)
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental decoder for one answer."""
+        return Detokenizer(self.tokenizer)
+
+    def _prompt(self, text: str, param: str) -> tuple[int, ...]:
+        try:
+            ids = self.tokenizer.encode(text, allow_special=True)
+        except RequestError as problem:
+            raise RequestError(problem.message, param=param) from None
+        bos = self.tokenizer.bos_token_id
+        if self.tokenizer.adds_bos and bos is not None:
+            start = 0
+            while start < len(ids) and ids[start] == bos:
+                start += 1
+            ids = [bos, *ids[start:]]
+        if not ids:
+            raise RequestError("the prompt is empty", param=param)
+        return tuple(ids)

@@ -1,0 +1,146 @@
+"""Text to ids and back, from whatever the model ships: tokenizer.json or the vocabulary inside a GGUF file."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tokenizers import Tokenizer as Inner
+
+from inferloop.core.digest import digest_of
+from inferloop.core.errors import ModelFileError, RequestError
+from inferloop.engine.text.gguf_tokenizer import build_from_gguf
+from inferloop.engine.text.vocabulary import Vocabulary, read_vocabulary
+from inferloop.models.headers.config_json import read_json_object
+from inferloop.models.resolve import ModelFiles
+
+
+class Tokenizer:
+    """Immutable and safe to share between threads; encoding runs outside the interpreter lock."""
+
+    def __init__(
+        self,
+        inner: Inner,
+        vocabulary: Vocabulary,
+        *,
+        digest: str,
+        adds_bos: bool,
+        bos_token_id: int | None,
+        eos_token_ids: tuple[int, ...],
+        special_texts: Mapping[str, str],
+    ) -> None:
+        self._inner, self.vocabulary = inner, vocabulary
+        self._plain: Inner | None = None
+        self._plain_lock = threading.Lock()
+        self.digest = digest
+        """sha256 hex of the vocabulary, merges and settings that the model's files hold."""
+        self.adds_bos = adds_bos
+        """A text of this model starts with BOS."""
+        self.bos_token_id, self.eos_token_ids = bos_token_id, eos_token_ids
+        self.special_texts = dict(special_texts)
+        """`bos_token`, `eos_token`, ... as chat templates name them."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids run from 0 to one less."""
+        return len(self.vocabulary.token_bytes)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first end token, for who wants just one."""
+        return self.eos_token_ids[0] if self.eos_token_ids else None
+
+    def encode(self, text: str, *, allow_special: bool) -> list[int]:
+        """Ids without BOS. With `allow_special` the text of a control token becomes that token, as chat templates
+        need; without it such text is spelled out like any other. Raises RequestError for lone surrogates."""
+        inner = self._inner if allow_special else self._without_special()
+        try:
+            ids: list[int] = inner.encode(text, add_special_tokens=False).ids
+        except UnicodeEncodeError:
+            raise RequestError("the text holds a lone surrogate, which is not valid Unicode") from None
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of all ids at once; bytes that are not valid UTF-8 become U+FFFD."""
+        text = self.vocabulary.bytes_of(ids, skip_special=skip_special).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.vocabulary.strips_leading_space else text
+
+    def token_text(self, token_id: int) -> str:
+        """One token as people read it, control tokens included; for logprobs and debugging."""
+        return self.vocabulary.bytes_of([token_id], skip_special=False).decode("utf-8", "replace")
+
+    def _without_special(self) -> Inner:
+        with self._plain_lock:
+            if self._plain is None:
+                self._plain = Inner.from_str(self._inner.to_str())
+                self._plain.encode_special_tokens = True
+            return self._plain
+
+
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """Raises ModelFileError when the tokenizer is absent, damaged or cannot be rebuilt exactly."""
+    return _from_gguf(files) if files.kind == "gguf" else _from_directory(files)
+
+
+def _from_gguf(files: ModelFiles) -> Tokenizer:
+    metadata = files.header.metadata
+    inner, adds_bos = build_from_gguf(metadata, files.path)
+    digest = digest_of({k: v for k, v in metadata.items() if k.startswith("tokenizer.ggml.")})
+    texts = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        text = inner.id_to_token(token_id) if isinstance(token_id, int) and token_id >= 0 else None
+        if text is not None:
+            texts[f"{name}_token"] = text
+    return _build(files, inner, digest, adds_bos, files.header.bos_token_id, texts)
+
+
+def _from_directory(files: ModelFiles) -> Tokenizer:
+    file = files.path / "tokenizer.json"
+    if not file.is_file():
+        raise ModelFileError(f"{file}: missing; a directory needs the fast tokenizer that this file holds")
+    try:
+        raw = file.read_bytes()
+        inner = Inner.from_buffer(raw)
+    except Exception as problem:  # the library raises bare Exception
+        raise ModelFileError(f"{file}: cannot be read as a tokenizer: {problem}") from problem
+    inner.no_truncation()
+    inner.no_padding()
+    first = inner.encode("", add_special_tokens=True).ids[:1]
+    bos = first[0] if first else files.header.bos_token_id
+    texts = _special_texts(files.path / "tokenizer_config.json")
+    return _build(files, inner, hashlib.sha256(raw).hexdigest(), bool(first), bos, texts)
+
+
+def _special_texts(config: Path) -> dict[str, str]:
+    if not config.is_file():
+        return {}
+    texts = {}
+    for name, value in read_json_object(config).items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def _build(
+    files: ModelFiles, inner: Inner, digest: str, adds_bos: bool, bos: int | None, texts: Mapping[str, str]
+) -> Tokenizer:
+    try:
+        vocabulary = read_vocabulary(inner)
+    except ValueError as problem:
+        raise ModelFileError(f"{files.path}: {problem}") from problem
+    size, rows = len(vocabulary.token_bytes), files.header.shape.vocab_size
+    if size > rows:
+        raise ModelFileError(f"{files.path}: the tokenizer has {size} tokens, the model only {rows}")
+    eos = files.header.eos_token_ids
+    wrong = [i for i in (*eos, *([] if bos is None else [bos])) if i >= rows]
+    if wrong:
+        raise ModelFileError(f"{files.path}: special token id {wrong[0]} lies outside the vocabulary of {rows}")
+    if adds_bos and bos is None:
+        raise ModelFileError(f"{files.path}: texts should start with BOS, but no BOS token is named")
+    return Tokenizer(
+        inner, vocabulary, digest=digest, adds_bos=adds_bos, bos_token_id=bos, eos_token_ids=eos, special_texts=texts
+    )

@@ -1,0 +1,86 @@
+"""Which bytes each token id stands for. Text is those bytes joined and decoded as UTF-8, nothing else.
+
+That definition makes incremental decoding exact and constant-time per token, whatever the model's decoder is called.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as Inner
+
+_BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+_SPM_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """The printable character that GPT-2's byte-level vocabularies write for each byte (their `bytes_to_unicode`)."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [b for b in range(256) if b not in shown]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`token_bytes[i]` are the bytes of id i; `special` ids are control tokens, left out of answers."""
+
+    token_bytes: tuple[bytes, ...]
+    special: frozenset[int]
+    strips_leading_space: bool
+    """SentencePiece vocabularies write a space before the first word, which the text does not have."""
+
+    def bytes_of(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
+        """Joined bytes. Ids outside the vocabulary (padding rows of an embedding) stand for nothing."""
+        table, size, special = self.token_bytes, len(self.token_bytes), self.special if skip_special else ()
+        return b"".join([table[i] for i in ids if 0 <= i < size and i not in special])
+
+
+def read_vocabulary(inner: Inner) -> Vocabulary:
+    """From a built tokenizer. Raises ValueError when its decoder is neither byte-level nor SentencePiece-like."""
+    decoder = json.loads(inner.to_str())["decoder"]
+    steps = _steps(decoder)
+    names = {step["type"] for step in steps}
+    tokens = [""] * (max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+    for token, token_id in inner.get_vocab(with_added_tokens=True).items():
+        tokens[token_id] = token
+    special = frozenset(i for i, token in inner.get_added_tokens_decoder().items() if token.special)
+    if "ByteLevel" in names and names <= {"ByteLevel", "Fuse"}:
+        alphabet = byte_level_alphabet()
+        return Vocabulary(tuple(_byte_level(t, alphabet) for t in tokens), special, False)
+    marks_spaces = "Metaspace" in names or any(_replaces_underline(step) for step in steps)
+    if names and names <= _SPM_STEPS and marks_spaces:
+        fallback = "ByteFallback" in names
+        return Vocabulary(tuple(_spm(t, fallback) for t in tokens), special, any(map(_strips, steps)))
+    raise ValueError(f"a decoder of {sorted(names) or 'no kind'} is not supported (byte-level and SentencePiece are)")
+
+
+def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+
+
+def _replaces_underline(step: dict[str, Any]) -> bool:
+    return bool(step["type"] == "Replace" and step["pattern"] == {"String": "▁"} and step["content"] == " ")
+
+
+def _strips(step: dict[str, Any]) -> bool:
+    if step["type"] == "Metaspace":
+        return bool(step.get("prepend_scheme", "always") != "never")
+    return bool(step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
+
+
+def _byte_level(token: str, alphabet: dict[str, int]) -> bytes:
+    try:
+        return bytes([alphabet[c] for c in token])
+    except KeyError:  # an added token, written as it reads
+        return token.encode()
+
+
+def _spm(token: str, fallback: bool) -> bytes:
+    found = _BYTE_TOKEN.match(token) if fallback else None
+    return bytes([int(found[1], 16)]) if found else token.replace("▁", " ").encode()
