@@ -1,0 +1,77 @@
+"""The choices of the scheduler: what may be asked for, who goes first, who is admitted, who gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from inferloop.core.errors import ContextLengthError, RequestError
+from inferloop.engine.schedule.sequence import Sequence, SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleConfig:
+    """Limits of one engine. `max_step_tokens` is the token budget of a step, `max_sequences` the most that run
+    together, `max_waiting` how many more may queue."""
+
+    vocab_size: int
+    context_length: int
+    block_size: int
+    num_blocks: int
+    num_kv_groups: int = 1
+    eos_token_ids: tuple[int, ...] = ()
+    max_step_tokens: int = 256
+    max_sequences: int = 32
+    max_waiting: int = 256
+    retry_after_s: float = 1.0
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The longest sequence that can finish alone. Its last token is sampled but never computed, so it needs
+        no place in the KV memory."""
+        return min(self.context_length, self.num_blocks * self.block_size + 1)
+
+
+def resolve_max_tokens(config: ScheduleConfig, spec: SequenceSpec) -> int:
+    """How many tokens the request may generate: what it asked for, or what remains.
+
+    Raises RequestError for ids outside the vocabulary and impossible counts, ContextLengthError when prompt and
+    output can never fit. Reads the config only, so any thread may call it.
+    """
+    sampling, num_prompt = spec.sampling, len(spec.prompt_token_ids)
+    if not num_prompt:
+        raise RequestError("the prompt has no tokens", param="prompt")
+    for param, ids in (
+        ("prompt", spec.prompt_token_ids),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", tuple(token for token, _ in sampling.logit_bias)),
+    ):
+        if ids and not (min(ids) >= 0 and max(ids) < config.vocab_size):
+            wrong = next(token for token in ids if not 0 <= token < config.vocab_size)
+            raise RequestError(f"token id {wrong} is not in the vocabulary of {config.vocab_size}", param=param)
+    if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        raise RequestError(f"max_tokens must be at least 1, got {sampling.max_tokens}", param="max_tokens")
+    limit = config.max_total_tokens
+    if num_prompt + (sampling.max_tokens or 1) > limit:
+        what = "the context length" if limit == config.context_length else "what the KV memory can hold"
+        output = f" and max_tokens {sampling.max_tokens}" if sampling.max_tokens else " and one token of output"
+        raise ContextLengthError(
+            f"a prompt of {num_prompt} tokens{output} exceed {what}, {limit} tokens",
+            param="prompt" if num_prompt >= limit else "max_tokens",
+        )
+    return sampling.max_tokens or limit - num_prompt
+
+
+def choose_victim(running: Iterable[Sequence], needy: Sequence, planned: set[int]) -> Sequence | None:
+    """Who gives its blocks to `needy`: the last in order among those behind it that this step does not compute yet.
+
+    `planned` holds the slots already in the step. None: nobody; `needy` sits this step out and keeps its blocks.
+    """
+    behind = [s for s in running if s.order > needy.order and s.slot not in planned]
+    return max(behind, key=lambda s: s.order, default=None)
+
+
+def may_admit(num_missing: int, num_free: int, num_running: int) -> bool:
+    """A sequence enters only with room for all its known tokens and one block of growth for each that runs, lest the
+    next step must preempt what this one admitted."""
+    return num_missing + num_running <= num_free

@@ -1,0 +1,310 @@
+"""One scheduler, one token budget per step.
+
+There are no phases. A step first lets every decoding sequence compute its newest token, then spends what is left of
+the budget on sequences that are further behind (a chunk of a prompt, or a resume), then admits from the queue. When
+blocks run out the last in order gives way: it returns to the queue with its tokens, ahead of later arrivals, and
+computes them again. A sequence takes the blocks of all its known tokens when it is admitted, so only decoding can run
+out of them, and the first in order can always go on: every step makes progress.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from inferloop.core.errors import OverloadedError, RequestError
+from inferloop.engine.schedule.blocks import BlockTables
+from inferloop.engine.schedule.columns import sampling_columns
+from inferloop.engine.schedule.policy import ScheduleConfig, choose_victim, may_admit, resolve_max_tokens
+from inferloop.engine.schedule.sequence import NO_SLOT, Sequence, SequenceSpec, SequenceUpdate
+from inferloop.engine.schedule.step import StepPlan, StepResult
+
+_Chunk = tuple[Sequence, int]
+"""A sequence and how many of its known tokens the step computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepChanges:
+    """Request ids that the last `schedule` moved between queue and running."""
+
+    admitted: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    plan: StepPlan
+    sequences: list[Sequence]
+
+
+class Scheduler:
+    """Owns every sequence and every block. One thread; at most one plan in flight."""
+
+    def __init__(self, config: ScheduleConfig) -> None:
+        self.config = config
+        self.changes = StepChanges()
+        self.num_preemptions = 0
+        self._eos = frozenset(config.eos_token_ids)
+        self._tables = BlockTables(
+            num_groups=config.num_kv_groups,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            num_slots=config.max_sequences,
+            max_tokens=config.max_total_tokens,
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self._running: list[Sequence] = []
+        self._free_slots = list(range(config.max_sequences))
+        self._num_arrived = 0
+        self._num_steps = 0
+        self._in_flight: _InFlight | None = None
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_blocks_used(self) -> int:
+        return self._tables.num_used
+
+    @property
+    def num_blocks_total(self) -> int:
+        return self._tables.num_total
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        return tuple(self._sequences)
+
+    def add(self, spec: SequenceSpec) -> None:
+        """Queue a sequence.
+
+        Raises RequestError or ContextLengthError for what can never be served, OverloadedError when as many are
+        already here as may run and wait.
+        """
+        max_tokens = resolve_max_tokens(self.config, spec)
+        if spec.request_id in self._sequences:
+            raise RequestError(f"request id {spec.request_id!r} is already in use", param="request_id")
+        if len(self._sequences) >= self.config.max_sequences + self.config.max_waiting:
+            raise OverloadedError("the queue is full", retry_after_s=self.config.retry_after_s)
+        sequence = Sequence(spec, self._num_arrived, max_tokens, self._eos)
+        self._num_arrived += 1
+        self._sequences[spec.request_id] = sequence
+        heapq.heappush(self._waiting, (sequence.order, sequence))
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a sequence, wherever it is. Blocks that a step in flight still writes are returned by its commit.
+
+        False: no such sequence (it has ended, or never was).
+        """
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        if sequence.slot == NO_SLOT:
+            self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
+            heapq.heapify(self._waiting)
+            return True
+        self._running.remove(sequence)
+        if self._in_flight is not None and sequence in self._in_flight.sequences:
+            sequence.aborted = True
+        else:
+            self._vacate(sequence)
+        return True
+
+    def propose(self, request_id: str, drafts: tuple[int, ...]) -> None:
+        """Guess what follows a decoding sequence; its next step verifies as many as fit. Ignored for any other."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.slot != NO_SLOT and sequence.decoding:
+            sequence.drafts = drafts
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to do. Allocates blocks, admits and preempts."""
+        assert self._in_flight is None, "commit the plan in flight first"
+        admitted, preempted = list[str](), list[str]()
+        chunks, budget = self._plan_running(preempted)
+        if not preempted:
+            self._plan_admissions(chunks, budget, admitted)
+        self.changes = StepChanges(tuple(admitted), tuple(preempted))
+        if not chunks:
+            assert not self._sequences, "sequences are left but none can go on"
+            return None
+        plan = self._build(chunks)
+        self._in_flight = _InFlight(plan, [sequence for sequence, _ in chunks])
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
+        """Take in what a step produced; returns one update for each sequence that gained tokens.
+
+        Drafts that were not accepted are rolled back by not counting their positions as computed.
+        """
+        flight, self._in_flight = self._in_flight, None
+        assert flight is not None and flight.plan.step_id == plan.step_id == result.step_id, "not the plan in flight"
+        updates = []
+        for i, sequence in enumerate(flight.sequences):
+            if sequence.aborted:
+                self._vacate(sequence)
+                continue
+            sampled = result.tokens_of(i)
+            num_planned = int(plan.offsets[i + 1] - plan.offsets[i]) - int(plan.num_drafts[i])
+            sequence.num_computed += num_planned + max(0, len(sampled) - 1)
+            sequence.drafts = ()
+            if not sampled:
+                continue
+            num_kept, finish_reason, stop_reason = sequence.accept(sampled)
+            wants_logprobs = sequence.spec.sampling.num_logprobs is not None
+            updates.append(
+                SequenceUpdate(
+                    request_id=sequence.spec.request_id,
+                    token_ids=tuple(sampled[:num_kept]),
+                    logprobs=result.logprobs[i][:num_kept] if wants_logprobs and result.logprobs else None,
+                    finish_reason=finish_reason,
+                    stop_reason=stop_reason,
+                    num_cached_tokens=sequence.num_cached_tokens,
+                    num_preemptions=sequence.num_preemptions,
+                )
+            )
+            if finish_reason is not None:
+                del self._sequences[sequence.spec.request_id]
+                self._running.remove(sequence)
+                self._vacate(sequence)
+        return updates
+
+    def horizon(self) -> int:
+        """How many coming steps, this state onward, plan the same sequences with one token each.
+
+        Holds without arrivals, aborts, drafts and tokens that end a sequence early: up to and including the step whose
+        commit completes a sequence by length. 0 when the next step admits, prefills, preempts or has no blocks left.
+        """
+        assert self._in_flight is None, "commit the plan in flight first"
+        if not self._running or any(not s.decoding or s.drafts for s in self._running):
+            return 0
+        stepping = self._running[: self.config.max_step_tokens]
+        spare_budget = self.config.max_step_tokens > len(stepping)
+        if spare_budget and self._waiting and self._admissible(self._waiting[0][1]):
+            return 0
+        low, high = 0, min(s.num_remaining for s in stepping)
+        while low < high:
+            middle = (low + high + 1) // 2
+            num_missing = sum(self._tables.num_missing(s.slot, s.num_known + middle - 1) for s in stepping)
+            low, high = (middle, high) if num_missing <= self._tables.num_free else (low, middle - 1)
+        return low
+
+    def check(self) -> None:
+        """Assert every invariant: blocks, slots and queues add up. For tests and debugging."""
+        leaving = [s for s in self._in_flight.sequences if s.aborted] if self._in_flight else []
+        holders = self._running + leaving
+        slots = [s.slot for s in holders]
+        assert len(set(slots)) == len(slots) and NO_SLOT not in slots, "a slot is used twice"
+        assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_sequences)), "a slot is leaked"
+        waiting = [s for _, s in self._waiting]
+        assert all(s.slot == NO_SLOT and s.num_computed == 0 for s in waiting), "a waiting sequence holds memory"
+        assert self._running == sorted(self._running, key=lambda s: s.order), "running is out of order"
+        present = {s.spec.request_id for s in [*self._running, *waiting]}
+        assert present == set(self._sequences) and len(present) == len(self._running) + len(waiting), "lost a sequence"
+        for s in self._running:
+            assert 0 <= s.num_computed < s.num_known and s.num_output < s.max_tokens, "computed more than is known"
+        self._tables.check({s.slot: s.num_computed for s in holders})
+
+    def _plan_running(self, preempted: list[str]) -> tuple[list[_Chunk], int]:
+        """Decoding sequences first, then those further behind; each in order. Appends to `preempted`."""
+        budget = self.config.max_step_tokens
+        chunks: list[_Chunk] = []
+        planned: set[int] = set()
+        for sequence in [s for s in self._running if s.decoding]:
+            if budget == 0:
+                break
+            if sequence.slot == NO_SLOT:
+                continue  # gave way earlier in this loop
+            sequence.drafts = sequence.drafts[: self._num_drafts_allowed(sequence, budget - 1)]
+            if self._make_room(sequence, planned, preempted):
+                chunks.append((sequence, 1))
+                planned.add(sequence.slot)
+                budget -= 1 + len(sequence.drafts)
+        for sequence in [s for s in self._running if not s.decoding]:
+            num = min(budget, sequence.num_known - sequence.num_computed)
+            if num:
+                chunks.append((sequence, num))
+                budget -= num
+        return chunks, budget
+
+    def _num_drafts_allowed(self, sequence: Sequence, budget: int) -> int:
+        """Within the budget, short of max_tokens, and not across min_tokens: a step has one set of forbidden ids."""
+        allowed = min(budget, sequence.num_remaining - 1)
+        num_forced = sequence.spec.sampling.min_tokens - sequence.num_output
+        return min(allowed, num_forced - 1) if num_forced > 0 else allowed
+
+    def _make_room(self, sequence: Sequence, planned: set[int], preempted: list[str]) -> bool:
+        """Blocks for everything known and drafted, taken from those behind when none is free."""
+        while True:
+            num = self._tables.num_missing(sequence.slot, sequence.num_known + len(sequence.drafts))
+            if num <= self._tables.num_free:
+                self._tables.grow(sequence.slot, num)
+                return True
+            if sequence.drafts:
+                sequence.drafts = ()  # a guess is worth nobody's work
+                continue
+            victim = choose_victim(self._running, sequence, planned)
+            if victim is None:
+                return False
+            self._preempt(victim)
+            preempted.append(victim.spec.request_id)
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._running.remove(victim)
+        self._vacate(victim)
+        victim.reset_computed()
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        heapq.heappush(self._waiting, (victim.order, victim))
+
+    def _plan_admissions(self, chunks: list[_Chunk], budget: int, admitted: list[str]) -> None:
+        """In order, and nobody overtakes a head that does not fit: that is what keeps long prompts from starving."""
+        while budget and self._waiting and self._admissible(self._waiting[0][1]):
+            _, sequence = heapq.heappop(self._waiting)
+            sequence.slot = heapq.heappop(self._free_slots)
+            self._tables.grow(sequence.slot, self._tables.blocks_for(sequence.num_known))
+            bisect.insort(self._running, sequence, key=lambda s: s.order)
+            num = min(budget, sequence.num_known)
+            chunks.append((sequence, num))
+            budget -= num
+            admitted.append(sequence.spec.request_id)
+
+    def _admissible(self, sequence: Sequence) -> bool:
+        num_missing = self._tables.blocks_for(sequence.num_known)
+        return bool(self._free_slots) and may_admit(num_missing, self._tables.num_free, len(self._running))
+
+    def _vacate(self, sequence: Sequence) -> None:
+        self._tables.clear(sequence.slot)
+        heapq.heappush(self._free_slots, sequence.slot)
+        sequence.slot = NO_SLOT
+
+    def _build(self, chunks: list[_Chunk]) -> StepPlan:
+        sequences = [s for s, _ in chunks]
+        token_ids = list[int]()
+        offsets, sample_rows = [0], list[int]()
+        for sequence, num in chunks:
+            start, end = sequence.num_computed, sequence.num_computed + num
+            token_ids += sequence.token_ids[start:end]
+            sample_rows.append(len(token_ids) - 1 if end == sequence.num_known else -1)
+            token_ids += sequence.drafts
+            offsets.append(len(token_ids))
+        slots = np.array([s.slot for s in sequences], np.int32)
+        self._num_steps += 1
+        return StepPlan(
+            step_id=self._num_steps,
+            slots=slots,
+            offsets=np.array(offsets, np.int32),
+            token_ids=np.array(token_ids, np.int32),
+            first_positions=np.array([s.num_computed for s in sequences], np.int32),
+            block_tables=self._tables.rows(slots),
+            sample_rows=np.array(sample_rows, np.int32),
+            num_drafts=np.array([len(s.drafts) for s in sequences], np.int32),
+            sampling=sampling_columns(sequences, self.config.vocab_size),
+        )

@@ -1,0 +1,117 @@
+"""One sequence: what was asked for, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferloop.core.request import FinishReason, Sampling
+from inferloop.engine.schedule.step import TokenLogprob
+
+NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """A request as the scheduler takes it. `seed` is resolved (0 <= seed < 2**64); lower `priority` goes first."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What one step added to one sequence. An end token that was generated is among `token_ids`."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | None
+    """The stop_token_ids entry that ended it; None for the model's own end token and for a length stop."""
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+class Sequence:
+    """Mutable state, owned by the scheduler.
+
+    `num_computed` positions have their keys and values in the cache; it chases `num_known`, the prompt and output so
+    far. Prefill, decode and resuming after preemption differ in nothing but the distance between the two.
+    """
+
+    __slots__ = (
+        "aborted",
+        "arrival",
+        "drafts",
+        "end_token_ids",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed",
+        "num_preemptions",
+        "seen_counts",
+        "slot",
+        "spec",
+        "token_ids",
+    )
+
+    def __init__(self, spec: SequenceSpec, arrival: int, max_tokens: int, eos_token_ids: frozenset[int]) -> None:
+        sampling = spec.sampling
+        self.spec = spec
+        self.arrival = arrival
+        self.max_tokens = max_tokens
+        self.end_token_ids = (frozenset() if sampling.ignore_eos else eos_token_ids) | set(sampling.stop_token_ids)
+        self.token_ids: list[int] = list(spec.prompt_token_ids)
+        self.drafts: tuple[int, ...] = ()
+        self.num_computed = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.slot = NO_SLOT
+        self.aborted = False
+        penalized = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
+        self.seen_counts: dict[int, int] | None = dict.fromkeys(spec.prompt_token_ids, 0) if penalized else None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Smaller goes first: priority, then first come first served."""
+        return (self.spec.priority, self.arrival)
+
+    @property
+    def num_known(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - len(self.spec.prompt_token_ids)
+
+    @property
+    def num_remaining(self) -> int:
+        return self.max_tokens - self.num_output
+
+    @property
+    def decoding(self) -> bool:
+        """Exactly the newest token waits to be computed."""
+        return len(self.token_ids) - self.num_computed == 1
+
+    def accept(self, sampled: list[int]) -> tuple[int, FinishReason | None, int | None]:
+        """Append sampled tokens left to right until one ends the sequence; a stop is seen before the length cap.
+
+        Returns (how many were kept, finish reason, stop reason).
+        """
+        sampling = self.spec.sampling
+        for num_kept, token in enumerate(sampled, start=1):
+            self.token_ids.append(token)
+            if self.seen_counts is not None:
+                self.seen_counts[token] = self.seen_counts.get(token, 0) + 1
+            if token in self.end_token_ids and self.num_output > sampling.min_tokens:
+                return num_kept, "stop", token if token in sampling.stop_token_ids else None
+            if self.num_output >= self.max_tokens:
+                return num_kept, "length", None
+        return len(sampled), None, None
+
+    def reset_computed(self) -> None:
+        """Forget the cache, keep every token: what preemption by recompute does."""
+        self.num_computed = 0
+        self.drafts = ()

@@ -1,0 +1,258 @@
+"""Random workloads: nothing leaks, everybody finishes, and outputs do not depend on budget, pool or interruptions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from inferloop.core.errors import ContextLengthError, OverloadedError
+from inferloop.core.request import Sampling
+from inferloop.engine.compute.echo import EchoRunner, continuation
+from inferloop.engine.schedule.blocks import BlockPool
+from inferloop.engine.schedule.policy import ScheduleConfig
+from inferloop.engine.schedule.scheduler import Scheduler
+from inferloop.engine.schedule.sequence import SequenceSpec
+from inferloop.engine.schedule.step import StepPlan
+
+VOCAB = 13
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class Machine(RuleBasedStateMachine):
+    """Arrivals, aborts (also while a step is in flight), drafts and steps in any order."""
+
+    @initialize(
+        block_size=st.integers(1, 5),
+        num_blocks=st.integers(4, 14),
+        budget=st.integers(1, 12),
+        max_sequences=st.integers(1, 4),
+        num_groups=st.integers(1, 2),
+    )
+    def start(self, block_size: int, num_blocks: int, budget: int, max_sequences: int, num_groups: int) -> None:
+        self.config = ScheduleConfig(
+            vocab_size=VOCAB,
+            context_length=24,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            num_kv_groups=num_groups,
+            max_step_tokens=budget,
+            max_sequences=max_sequences,
+            max_waiting=3,
+        )
+        self.scheduler = Scheduler(self.config)
+        self.runner = EchoRunner(
+            vocab_size=VOCAB,
+            context_length=24,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            num_kv_groups=num_groups,
+        )
+        self.plan: StepPlan | None = None
+        self.specs: dict[str, SequenceSpec] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.first_admitted: list[str] = []
+        self.num_added = 0
+
+    @rule(num_prompt=st.integers(1, 12), num_out=st.integers(1, 8), priority=st.sampled_from([0, 0, 0, 1]))
+    def add(self, num_prompt: int, num_out: int, priority: int) -> None:
+        name = f"r{self.num_added}"
+        prompt = tuple((self.num_added * 5 + i * i) % VOCAB for i in range(num_prompt))
+        spec = SequenceSpec(name, prompt, Sampling(max_tokens=num_out), priority=priority)
+        try:
+            self.scheduler.add(spec)
+        except ContextLengthError:
+            assert num_prompt + num_out > self.config.max_total_tokens
+            return
+        except OverloadedError:
+            assert len(self.scheduler.request_ids) == self.config.max_sequences + self.config.max_waiting
+            return
+        self.num_added += 1
+        self.specs[name] = spec
+        self.outputs[name] = []
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if self.specs:
+            name = data.draw(st.sampled_from(sorted(self.specs)))
+            assert self.scheduler.abort(name)
+            del self.specs[name]
+
+    @rule(data=st.data(), num_right=st.integers(0, 3))
+    @precondition(lambda self: self.plan is None)
+    def propose(self, data: st.DataObject, num_right: int) -> None:
+        if self.specs:
+            name = data.draw(st.sampled_from(sorted(self.specs)))
+            spec, done = self.specs[name], self.outputs[name]
+            right = continuation([*spec.prompt_token_ids, *done], num_right, VOCAB)
+            self.scheduler.propose(name, (*right, data.draw(st.integers(0, VOCAB - 1))))
+
+    @rule()
+    @precondition(lambda self: self.plan is None)
+    def schedule(self) -> None:
+        self.plan = self.scheduler.schedule()
+        if self.plan is None:
+            assert not self.specs
+            return
+        assert 0 < self.plan.num_tokens <= self.config.max_step_tokens
+        self.first_admitted += [n for n in self.scheduler.changes.admitted if n not in self.first_admitted]
+        self.runner.submit(self.plan)
+
+    @rule()
+    @precondition(lambda self: self.plan is not None)
+    def commit(self) -> None:
+        assert self.plan is not None
+        for update in self.scheduler.commit(self.plan, self.runner.wait()):
+            self.outputs[update.request_id] += update.token_ids
+            if update.finish_reason is not None:
+                self.finish(update.request_id)
+        self.plan = None
+
+    def finish(self, name: str) -> None:
+        spec = self.specs.pop(name)
+        assert self.outputs[name] == continuation(spec.prompt_token_ids, spec.sampling.max_tokens or 0, VOCAB)
+
+    @invariant()
+    def sound(self) -> None:
+        self.scheduler.check()
+        assert set(self.scheduler.request_ids) == set(self.specs)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(2000):
+            if self.plan is None:
+                self.schedule()
+            if self.plan is None:
+                break
+            self.commit()
+            self.scheduler.check()
+        assert not self.specs, "a request never finished"
+        assert self.scheduler.num_blocks_used == 0
+        super().teardown()
+
+
+Machine.TestCase.settings = settings(QUIET, stateful_step_count=40)
+TestMachine = Machine.TestCase
+
+
+def workload(seed: int, num: int) -> list[SequenceSpec]:
+    rng = random.Random(seed)
+    return [
+        SequenceSpec(
+            f"r{i}",
+            tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))),
+            Sampling(max_tokens=rng.randint(1, 12)),
+        )
+        for i in range(num)
+    ]
+
+
+def run_all(config: ScheduleConfig, specs: list[SequenceSpec], arrive: Callable[[int], int]) -> dict[str, list[int]]:
+    """`arrive(step)` says how many more requests come before a step. Also checks first come, first served."""
+    scheduler = Scheduler(config)
+    runner = EchoRunner(
+        vocab_size=VOCAB,
+        context_length=config.context_length,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+    )
+    outputs: dict[str, list[int]] = {s.request_id: [] for s in specs}
+    pending, admitted = list(specs), list[str]()
+    for step in range(100_000):
+        for _ in range(min(len(pending), arrive(step))):
+            scheduler.add(pending.pop(0))
+        plan = scheduler.schedule()
+        if plan is None and not pending:
+            break
+        if plan is not None:
+            admitted += [name for name in scheduler.changes.admitted if name not in admitted]
+            runner.submit(plan)
+            for update in scheduler.commit(plan, runner.wait()):
+                outputs[update.request_id] += update.token_ids
+        scheduler.check()
+    assert admitted == [s.request_id for s in specs], "somebody was overtaken"
+    return outputs
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_outputs_do_not_depend_on_budget_pool_or_chunks(seed: int) -> None:
+    specs = workload(seed, 24)
+    truth = {s.request_id: continuation(s.prompt_token_ids, s.sampling.max_tokens or 0, VOCAB) for s in specs}
+    for budget, num_blocks, block_size, max_sequences in (
+        (1, 16, 2, 8),
+        (7, 11, 3, 5),
+        (64, 8, 4, 8),
+        (256, 99, 16, 8),
+    ):
+        config = ScheduleConfig(
+            vocab_size=VOCAB,
+            context_length=32,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_step_tokens=budget,
+            max_sequences=max_sequences,
+            max_waiting=100,
+        )
+        rng = random.Random(seed)
+        assert run_all(config, specs, lambda _step, rng=rng: rng.randint(0, 2)) == truth  # type: ignore[misc]
+
+
+@given(
+    seed=st.integers(0, 10**6), num=st.integers(1, 5), num_blocks=st.integers(9, 20), max_sequences=st.integers(1, 4)
+)
+@QUIET
+def test_horizon_equals_single_steps(seed: int, num: int, num_blocks: int, max_sequences: int) -> None:
+    config = ScheduleConfig(
+        vocab_size=VOCAB,
+        context_length=32,
+        block_size=4,
+        num_blocks=num_blocks,
+        max_step_tokens=3,
+        max_sequences=max_sequences,
+    )
+    scheduler = Scheduler(config)
+    runner = EchoRunner(vocab_size=VOCAB, context_length=32, block_size=4, num_blocks=num_blocks)
+    for spec in workload(seed, num):
+        scheduler.add(spec)
+
+    def advance() -> tuple[list[int], bool, bool]:
+        """(slots, is it plain decode without admission or preemption, did anybody finish)."""
+        preempted_before = scheduler.num_preemptions
+        plan = scheduler.schedule()
+        if plan is None:
+            return [], False, False
+        runner.submit(plan)
+        updates = scheduler.commit(plan, runner.wait())
+        plain = plan.num_tokens == plan.num_sequences and not scheduler.changes.admitted
+        plain = plain and scheduler.num_preemptions == preempted_before
+        plain = plain and bool((plan.sample_rows >= 0).all())
+        return plan.slots.tolist(), plain, any(u.finish_reason for u in updates)
+
+    while scheduler.request_ids:
+        num_ahead = scheduler.horizon()
+        if not num_ahead:
+            advance()
+            continue
+        steps = [advance() for _ in range(num_ahead)]
+        assert all(plain for _, plain, _ in steps)
+        assert all(slots == steps[0][0] for slots, _, _ in steps)
+        assert not any(finished for _, _, finished in steps[:-1])
+        if not steps[-1][2] and scheduler.request_ids:
+            slots, plain, _ = advance()
+            assert not plain or slots != steps[0][0], "the horizon was shorter than it could be"
+
+
+def test_shared_blocks_are_freed_by_their_last_holder() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.share(blocks)
+    pool.release(blocks)
+    assert pool.num_free == 2
+    pool.release(blocks[:1])
+    assert pool.num_free == 3
+    assert sorted(pool.allocate(3)) == sorted({0, 1, 2, 3} - {blocks[1]})

@@ -1,0 +1,235 @@
+"""The engine's thread: every request gets exactly one last update, whatever happens to it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from inferloop.core.clock import RealClock, VirtualClock
+from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, RequestError
+from inferloop.core.ids import TraceContext
+from inferloop.core.request import Sampling, TokenRequest
+from inferloop.engine.compute.echo import EchoRunner, continuation
+from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
+from inferloop.engine.schedule.step import StepPlan, StepResult
+
+PATIENCE_S = 30.0
+
+
+class Inbox:
+    """Collects updates and lets a test wait for ends."""
+
+    def __init__(self) -> None:
+        self.updates: dict[str, list[TokenUpdate]] = {}
+        self._changed = threading.Condition()
+
+    def __call__(self, updates: Sequence[TokenUpdate]) -> None:
+        with self._changed:
+            for update in updates:
+                self.updates.setdefault(update.request_id, []).append(update)
+            self._changed.notify_all()
+
+    def ended(self, request_id: str) -> bool:
+        return any(u.finish_reason for u in self.updates.get(request_id, []))
+
+    def wait_end(self, *request_ids: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: all(map(self.ended, request_ids)), PATIENCE_S), "no end"
+
+    def wait_first(self, request_id: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: request_id in self.updates, PATIENCE_S), "no token"
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [t for u in self.updates[request_id] for t in u.token_ids]
+
+
+class GatedRunner(EchoRunner):
+    """Each step waits for a permit, so that a test decides what has happened when; `break_at` raises in that step."""
+
+    def __init__(self, break_at: int | None = None, **options: int) -> None:
+        super().__init__(**options)
+        self.permits = threading.Semaphore(0)
+        self.break_at = break_at
+
+    def submit(self, plan: StepPlan) -> None:
+        if plan.step_id == self.break_at:
+            raise RuntimeError("out of luck")
+        super().submit(plan)
+
+    def wait(self) -> StepResult:
+        assert self.permits.acquire(timeout=PATIENCE_S)
+        return super().wait()
+
+
+def request(name: str, num_prompt: int = 4, **sampling: object) -> TokenRequest:
+    prompt = tuple((11 * i + len(name)) % 97 for i in range(num_prompt))
+    return TokenRequest(name, prompt, Sampling(**sampling), TraceContext.new(), 0)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox()
+
+
+@pytest.fixture
+def engine(inbox: Inbox) -> Iterator[Engine]:
+    engine = Engine(EchoRunner(num_blocks=24), EngineConfig(max_sequences=4, max_waiting=60), RealClock(), inbox)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def test_many_requests_get_their_own_answers(engine: Engine, inbox: Inbox) -> None:
+    requests = [request("r" * (i + 1), num_prompt=1 + i % 7, max_tokens=1 + i % 9) for i in range(40)]
+    for r in requests:
+        engine.submit(r)
+    inbox.wait_end(*(r.request_id for r in requests))
+    for r in requests:
+        assert inbox.tokens(r.request_id) == continuation(r.prompt_token_ids, r.sampling.max_tokens or 0, 97)
+        updates = inbox.updates[r.request_id]
+        assert [u.finish_reason for u in updates] == [None] * (len(updates) - 1) + ["length"]
+        assert updates[-1].t_scheduled_ns is not None and updates[-1].t_scheduled_ns <= updates[0].t_ns
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+    assert stats.generation_tokens == sum(r.sampling.max_tokens or 0 for r in requests)
+    assert stats.prompt_tokens == sum(len(r.prompt_token_ids) for r in requests)
+    assert stats.alive and stats.step_counter > 0
+
+
+def test_what_cannot_be_served_is_refused_at_the_door(engine: Engine, inbox: Inbox) -> None:
+    with pytest.raises(ContextLengthError):
+        engine.submit(request("a", num_prompt=90, max_tokens=20))
+    with pytest.raises(RequestError):
+        engine.submit(request("a", max_tokens=0))
+    engine.submit(request("a", max_tokens=1))
+    inbox.wait_end("a")
+
+
+def test_queue_of_one_and_twelve_clients_all_get_an_answer_at_once(inbox: Inbox) -> None:
+    runner = GatedRunner()
+    engine = Engine(runner, EngineConfig(max_sequences=1, max_waiting=1), RealClock(), inbox)
+    engine.start()
+    refused = 0
+    for i in range(12):
+        try:
+            engine.submit(request(f"r{i}", max_tokens=1))
+        except OverloadedError as error:
+            refused += 1
+            assert error.retry_after_s > 0
+    assert refused == 10
+    runner.permits.release(2)
+    inbox.wait_end("r0", "r1")
+    engine.stop()
+
+
+def test_a_failing_runner_ends_everybody_with_an_error(inbox: Inbox) -> None:
+    runner = GatedRunner(break_at=3)
+    engine = Engine(runner, EngineConfig(max_sequences=1), RealClock(), inbox)
+    engine.start()
+    for name in ("running", "waiting"):
+        engine.submit(request(name, max_tokens=8))
+    runner.permits.release(2)
+    inbox.wait_end("running", "waiting")
+    assert inbox.updates["running"][-1].finish_reason == "error"
+    assert inbox.updates["waiting"][-1].finish_reason == "error"
+    assert not engine.stats().alive
+    with pytest.raises(EngineError, match="out of luck"):
+        engine.submit(request("late"))
+    engine.stop(drain_timeout_s=PATIENCE_S)
+
+
+def test_stop_drains_then_refuses(inbox: Inbox) -> None:
+    runner = GatedRunner()
+    engine = Engine(runner, EngineConfig(), RealClock(), inbox)
+    engine.start()
+    engine.submit(request("a", max_tokens=3))
+    stopper = threading.Thread(target=engine.stop, args=(PATIENCE_S,))
+    stopper.start()
+    while True:
+        try:
+            engine.submit(request("a", max_tokens=3))
+        except RequestError:
+            continue  # the id is in use: the stopper has not come to its turn yet
+        except OverloadedError:
+            break
+    runner.permits.release(3)
+    stopper.join(PATIENCE_S)
+    assert not stopper.is_alive()
+    assert inbox.updates["a"][-1].finish_reason == "length"
+    assert not engine.stats().alive
+
+
+def test_stop_without_patience_aborts(inbox: Inbox) -> None:
+    runner = GatedRunner()
+    engine = Engine(runner, EngineConfig(max_sequences=1), RealClock(), inbox)
+    engine.start()
+    engine.submit(request("a", max_tokens=50))
+    engine.submit(request("b", max_tokens=50))
+    runner.permits.release(1)
+    inbox.wait_first("a")
+    stopper = threading.Thread(target=engine.stop)
+    stopper.start()
+    runner.permits.release(2)
+    stopper.join(PATIENCE_S)
+    assert not stopper.is_alive()
+    assert inbox.updates["a"][-1].finish_reason == "abort"
+    assert inbox.updates["b"][-1].finish_reason == "abort"
+    engine.stop()
+
+
+def test_times_come_from_the_injected_clock(inbox: Inbox) -> None:
+    clock, runner = VirtualClock(start_ns=1000), GatedRunner(num_blocks=3, block_size=4)
+    engine = Engine(runner, EngineConfig(max_sequences=2), clock, inbox)
+    engine.start()
+    engine.submit(request("a", num_prompt=3, max_tokens=2))
+    clock.advance(0)
+    while engine.stats().step_counter == 0 and not inbox.updates:
+        runner.permits.release()
+    inbox.wait_first("a")
+    clock.advance(500)
+    runner.permits.release(2)
+    inbox.wait_end("a")
+    assert inbox.updates["a"][0].t_scheduled_ns == 1000
+    engine.stop()
+
+
+def test_random_aborts_leave_nothing_behind(engine: Engine, inbox: Inbox) -> None:
+    rng = random.Random(7)
+    names = [f"r{i}" for i in range(150)]
+    survivors = []
+    for name in names:
+        r = request(name, num_prompt=rng.randint(1, 30), max_tokens=rng.randint(1, 20))
+        while True:
+            try:
+                engine.submit(r)
+                break
+            except OverloadedError:
+                inbox.wait_end(names[names.index(name) - 40])
+        if rng.random() < 0.6:
+            engine.abort(rng.choice(names[: names.index(name) + 1]))
+        else:
+            survivors.append(r)
+    inbox.wait_end(*names)
+    for name in names:
+        assert sum(u.finish_reason is not None for u in inbox.updates[name]) == 1
+    untouched = [r for r in survivors if inbox.updates[r.request_id][-1].finish_reason == "length"]
+    assert untouched
+    for r in untouched:
+        assert inbox.tokens(r.request_id) == continuation(r.prompt_token_ids, r.sampling.max_tokens or 0, 97)
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+
+
+def test_a_consumer_that_raises_does_not_hang_the_engine() -> None:
+    def broken(updates: Sequence[TokenUpdate]) -> None:
+        raise ValueError("consumer bug")
+
+    engine = Engine(EchoRunner(), EngineConfig(), RealClock(), broken)
+    engine.start()
+    engine.submit(request("a", max_tokens=4))
+    engine.stop(drain_timeout_s=PATIENCE_S)
+    assert not engine.stats().alive
