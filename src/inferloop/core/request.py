@@ -53,9 +53,9 @@ class TokenRequest:
 class TimedRequest:
     """One request of a sampled workload: when and how long, no text.
 
-    `at_s` is seconds after the start of the window. The first `prefix_tokens` of the `input_tokens` are shared
-    by every request with the same `prefix_group`. `content_seed` makes the unshared rest unique, yet
-    reproducible.
+    `at_s` is seconds after the start of the window. The first `prefix_tokens` of the `input_tokens` are the first
+    tokens of one text per `prefix_group`, which that number alone determines; requests of a group take different
+    amounts of it. `prefix_group` -1: nothing is shared. `content_seed` makes the rest unique, yet reproducible.
     """
 
     index: int
