@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import FinishReason, Sampling
@@ -51,7 +51,8 @@ class StageTimes:
 class Delta:
     """A piece of the answer. `text` may be empty while bytes of a character or a possible stop string are held back.
 
-    The first delta of a request has `prompt_token_ids`; the last one has `finish_reason` and `times`.
+    The first delta of a request has `prompt_token_ids` and `times` as far as known; the last one has `finish_reason`
+    and the final `times`.
     """
 
     text: str
@@ -98,11 +99,12 @@ class Generator(Protocol):
 
     def describe(self) -> tuple[GeneratorInfo, GeneratorStats]: ...
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Raises RequestError (before any work) for what cannot be served, OverloadedError when the queue is full."""
         ...
 
 
+@runtime_checkable
 class TextCodec(Protocol):
     """What a Generator with a real tokenizer offers beside generating: for /tokenize, /detokenize and render."""
 

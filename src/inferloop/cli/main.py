@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from inferloop.cli.serve import serve
+
 app = typer.Typer(
     name="inferloop",
     help="A workload contract goes in; a measured, sized, running and observed inference service comes out.",
@@ -16,6 +18,9 @@ app = typer.Typer(
 @app.callback()
 def _root() -> None:
     """Keeps the verbs as sub-commands even when only one is registered."""
+
+
+app.command()(serve)
 
 
 def run() -> None:

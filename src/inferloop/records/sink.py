@@ -29,6 +29,16 @@ class Sink(Protocol):
         ...
 
 
+class DropSink:
+    """For a service that keeps no events."""
+
+    def write(self, record: Record) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class RawFile(Protocol):
     """What the writer needs of an unbuffered file; io.FileIO is one."""
 

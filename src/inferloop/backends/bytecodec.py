@@ -1,0 +1,45 @@
+"""The tokenizer of the scripted backend: one token per UTF-8 byte, so every count is exact and every text possible."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from inferloop.backends.protocols import Prompt
+from inferloop.core.errors import RequestError
+
+START = 256
+"""Begins a turn of a conversation; has no text."""
+END = 257
+"""Ends a turn or an answer; has no text."""
+VOCAB_SIZE = 258
+
+
+def render(prompt: Prompt) -> tuple[int, ...]:
+    """Raises RequestError for an empty prompt."""
+    if prompt.messages is not None:
+        ids: list[int] = []
+        for message in prompt.messages:
+            ids += [START, *f"{message['role']}\n{message['content']}".encode(), END]
+        return (*ids, START, *b"assistant\n")
+    ids = list(prompt.token_ids or ()) if prompt.text is None else list(prompt.text.encode())
+    if not ids:
+        raise RequestError("the prompt is empty", param="prompt")
+    return tuple(ids)
+
+
+def decode(token_ids: Iterable[int]) -> str:
+    return bytes(t for t in token_ids if t < START).decode(errors="replace")
+
+
+class ByteDecoder:
+    """Incremental `decode`: holds the bytes of an unfinished character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        return self._decoder.decode(bytes(t for t in ids if t < START))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)

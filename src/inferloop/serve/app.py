@@ -1,0 +1,101 @@
+"""The routes of one replica."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from inferloop.backends.protocols import Generator
+from inferloop.core.clock import Clock
+from inferloop.core.errors import InferloopError
+from inferloop.records.sink import Sink
+from inferloop.serve.asgi import ClientGoneError, Envelope
+from inferloop.serve.config import ServeConfig
+from inferloop.serve.errors import MethodError, NotFoundError, error_headers, error_object, error_status
+from inferloop.serve.generate import CHAT, COMPLETIONS, GenerateEndpoint
+from inferloop.serve.health import HealthEndpoints, json_response
+from inferloop.serve.openapi import openapi_document
+from inferloop.serve.replica import Replica
+from inferloop.serve.texts import TextEndpoints
+
+
+def build_app(
+    generator: Generator,
+    config: ServeConfig,
+    sink: Sink,
+    *,
+    content_sink: Sink | None = None,
+    clock: Clock | None = None,
+) -> Starlette:
+    """The ASGI application; `app.state.replica` is its Replica. Its lifespan warms the generator up and closes the
+    sinks; starting and stopping the generator is the caller's."""
+    replica = Replica(generator, config, sink, content_sink=content_sink, clock=clock)
+    health, texts = HealthEndpoints(replica), TextEndpoints(replica)
+    document = openapi_document()
+
+    async def openapi(_: Request) -> Response:
+        return json_response(document)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        warm_up = asyncio.create_task(replica.warm_up())
+        try:
+            yield
+        finally:
+            warm_up.cancel()
+            for open_sink in (sink, content_sink):
+                if open_sink is not None:
+                    await asyncio.to_thread(open_sink.close)
+
+    app = Starlette(
+        routes=[
+            Route("/v1/models", texts.models, methods=["GET"]),
+            Route("/v1/models/{model:path}", texts.model, methods=["GET"]),
+            Route("/v1/chat/completions", GenerateEndpoint(replica, CHAT), methods=["POST"]),
+            Route("/v1/completions", GenerateEndpoint(replica, COMPLETIONS), methods=["POST"]),
+            Route("/identity", texts.identity, methods=["GET"]),
+            Route("/tokenize", texts.tokenize, methods=["POST"]),
+            Route("/detokenize", texts.detokenize, methods=["POST"]),
+            Route("/health/live", health.live, methods=["GET"]),
+            Route("/health/ready", health.ready, methods=["GET"]),
+            Route("/health/progress", health.progress, methods=["GET"]),
+            Route("/metrics", health.metrics, methods=["GET"]),
+            Route("/openapi.json", openapi, methods=["GET"]),
+        ],
+        middleware=[Middleware(Envelope, replica=config.replica)],
+        exception_handlers={
+            HTTPException: _http_error,
+            InferloopError: _error,
+            ClientGoneError: _error,
+            Exception: _error,
+        },
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.replica = replica
+    return app
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return await _error(request, NotFoundError(f"There is no {request.url.path} here", code="not_found"))
+    if error.status_code == 405:
+        message = f"{request.method} is not allowed on {request.url.path}"
+        return await _error(request, MethodError(message, code="method_not_allowed"))
+    return await _error(request, error)
+
+
+async def _error(_: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGoneError):
+        return Response(status_code=499)
+    headers = {k.decode(): v.decode() for k, v in error_headers(error)}
+    return Response(error_object(error), error_status(error), headers=headers, media_type="application/json")

@@ -1,0 +1,83 @@
+"""The little ASGI that the endpoints share: reading a bounded body, sending, noticing that the client left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inferloop.core.ids import accept_request_id
+from inferloop.serve.errors import BodyTooLargeError, error_headers, error_object, error_status
+
+REQUEST_ID = "inferloop.request_id"
+"""Scope key under which the envelope puts the id of the request."""
+JSON_HEADERS = [(b"content-type", b"application/json")]
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    """Raises BodyTooLargeError as soon as the limit is passed, ClientGoneError."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLargeError(max_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def wait_disconnect(receive: Receive) -> None:
+    """Return when the client has closed the connection. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def start(send: Send, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+
+async def send_body(send: Send, body: bytes, *, more: bool = False) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await start(send, status, [*JSON_HEADERS, length, *headers])
+    await send_body(send, body)
+
+
+async def send_error(send: Send, error: Exception) -> None:
+    """An OpenAI error object with the error's status."""
+    await send_json(send, error_status(error), error_object(error), error_headers(error))
+
+
+class Envelope:
+    """Around every endpoint: each response carries x-request-id and the replica's name."""
+
+    def __init__(self, app: ASGIApp, *, replica: str) -> None:
+        self._app, self._replica = app, replica.encode("latin-1", "replace")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
+        scope[REQUEST_ID] = request_id
+        extra = [(b"x-request-id", request_id.encode()), (b"x-inferloop-replica", self._replica)]
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *extra]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)

@@ -1,0 +1,89 @@
+"""/v1/completions: how an answer looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from inferloop.backends.protocols import Delta
+from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.serve.replies import Completion, CompletionChoice, CompletionLogprobs, Finish, Timings, Usage
+from inferloop.serve.sse import ChunkWriter
+from inferloop.serve.tokens import public_logprob
+
+_dumps = msgspec.json.encode
+
+
+class CompletionEncoder:
+    """See serve.sse.Encoder. `decode_token` gives one token's text, for log-probabilities."""
+
+    def __init__(
+        self,
+        *,
+        id_: str,
+        created: int,
+        model: str,
+        include_usage: bool,
+        with_timings: bool,
+        decode_token: Callable[[int], str],
+    ) -> None:
+        self._writer = ChunkWriter(
+            id_=id_,
+            object_="text_completion",
+            created=created,
+            model=model,
+            include_usage=include_usage,
+            with_timings=with_timings,
+        )
+        self._id, self._created, self._model, self._with_timings = id_, created, model, with_timings
+        self._decode_token = decode_token
+        self._texts: list[str] = []
+        self._text_length = 0
+        self._logprobs: CompletionLogprobs | None = None
+
+    def opening(self) -> bytes:
+        return b""
+
+    def chunk(self, delta: Delta) -> bytes:
+        if not self._writer.wants(delta):
+            return b""
+        logprobs = b"null"
+        if delta.logprobs is not None:
+            logprobs = _dumps(self._completion_logprobs(delta.token_ids, delta.logprobs))
+        choice = b'{"index":0,"text":%b,"logprobs":%b,"finish_reason":null}' % (_dumps(delta.text), logprobs)
+        return self._writer.choice(choice, Timings(num_tokens=len(delta.token_ids)))
+
+    def closing(self, finish: Finish, usage: Usage, timings: Timings) -> bytes:
+        choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":"%b"}' % finish.encode()
+        return self._writer.closing(choice, usage, timings)
+
+    def collect(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        if delta.logprobs is not None:
+            rows = self._completion_logprobs(delta.token_ids, delta.logprobs)
+            if self._logprobs is None:
+                self._logprobs = rows
+            else:
+                self._logprobs.tokens += rows.tokens
+                self._logprobs.token_logprobs += rows.token_logprobs
+                self._logprobs.top_logprobs += rows.top_logprobs
+                self._logprobs.text_offset += rows.text_offset
+
+    def body(self, finish: Finish, usage: Usage, timings: Timings) -> bytes:
+        choice = CompletionChoice(text="".join(self._texts), logprobs=self._logprobs, finish_reason=finish)
+        answer = Completion(id=self._id, created=self._created, model=self._model, choices=[choice], usage=usage)
+        if self._with_timings:
+            answer.inferloop = timings
+        return _dumps(answer)
+
+    def _completion_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
+        rows = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token_id, row in zip(token_ids, logprobs, strict=True):
+            text = self._decode_token(token_id)
+            rows.tokens.append(text)
+            rows.token_logprobs.append(public_logprob(row.chosen))
+            rows.top_logprobs.append({self._decode_token(t): public_logprob(v) for t, v in row.top})
+            rows.text_offset.append(self._text_length)
+            self._text_length += len(text)
+        return rows

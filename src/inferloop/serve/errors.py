@@ -1,0 +1,65 @@
+"""Our typed errors as OpenAI error objects."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from inferloop.core.errors import EngineError, OverloadedError, RequestError
+
+
+class ModelNotFoundError(RequestError):
+    status = 404
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(
+            f"The model {asked!r} does not exist; this server serves {served!r}", param="model", code="model_not_found"
+        )
+
+
+class BodyTooLargeError(RequestError):
+    status = 413
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The request body exceeds {limit_bytes} bytes", code="request_too_large")
+
+
+class NotFoundError(RequestError):
+    status = 404
+
+
+class MethodError(RequestError):
+    status = 405
+
+
+def error_status(error: Exception) -> int:
+    return error.status if isinstance(error, RequestError | OverloadedError | EngineError) else 500
+
+
+def error_class(error: Exception) -> str:
+    """The class that events and load generators count by."""
+    if isinstance(error, RequestError):
+        return "http_4xx"
+    return "overloaded" if isinstance(error, OverloadedError) else "engine"
+
+
+def error_object(error: Exception) -> bytes:
+    """`{"error": {message, type, param, code}}`. The text of errors that are not ours stays inside (it may quote the
+    prompt)."""
+    param: str | None = None
+    if isinstance(error, RequestError):
+        message, type_, param, code = error.message, "invalid_request_error", error.param, error.code
+    elif isinstance(error, OverloadedError):
+        message, type_, code = str(error), "server_error", "overloaded"
+    elif isinstance(error, EngineError):
+        message, type_, code = str(error), "server_error", "engine_error"
+    else:
+        message, type_, code = "The server failed while answering this request", "server_error", "internal_error"
+    return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
+
+
+def error_headers(error: Exception) -> list[tuple[bytes, bytes]]:
+    if isinstance(error, OverloadedError):
+        return [(b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode())]
+    return []

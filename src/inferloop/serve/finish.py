@@ -1,0 +1,243 @@
+"""One attempt from arrival to its single event: the only place that counts requests and writes events."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from inferloop.backends.protocols import Delta, StageTimes
+from inferloop.core.digest import digest_of
+from inferloop.core.errors import EngineError, OverloadedError, RequestError
+from inferloop.core.ids import TraceContext, new_id
+from inferloop.core.request import FinishReason
+from inferloop.core.units import NS_PER_S, ns_to_ms
+from inferloop.records.event import Content, ReplicaEvent
+from inferloop.serve.errors import error_class, error_status
+from inferloop.serve.replica import Replica
+from inferloop.serve.replies import CachedTokens, Timings, Usage
+from inferloop.serve.wire import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where the time went; None: not reached. queue counts from arrival, so it includes tokenize, and
+    queue + prefill is the server's TTFT."""
+
+    tokenize_ms: float | None
+    queue_ms: float | None
+    prefill_ms: float | None
+    decode_ms: float | None
+    preempted_ms: float
+    num_preemptions: int
+
+
+def _span_ms(start_ns: int | None, end_ns: int | None) -> float | None:
+    return None if start_ns is None or end_ns is None else ns_to_ms(end_ns - start_ns)
+
+
+class Attempt:
+    """Mutated by the task that answers the request, on the event loop. `finish` or `fail` ends it, once."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        request_id: str,
+        trace: TraceContext,
+        *,
+        number: int = 1,
+        traffic_class: str | None = None,
+    ) -> None:
+        self.replica, self.request_id, self.trace = replica, request_id, trace
+        self.number, self.traffic_class = number, traffic_class
+        self.event_id = new_id("ev")
+        self.t_in_ns, self.t_wall_ns = replica.clock.now_ns(), replica.clock.wall_ns()
+        self.call: Call | None = None
+        self.interrupted_by: str | None = None
+        self.finish_reason: FinishReason | None = None
+        self.done = False
+        self._times: StageTimes | None = None
+        self._num_input = self._num_cached = self._num_output = self._num_after_first = 0
+        self._t_first_ns: int | None = None
+        self._t_last_ns: int | None = None
+        self._offsets_us: list[int] = []
+        self._keep = replica.config.capture != "none" and replica.content_sink is not None
+        self._input_ids: tuple[int, ...] = ()
+        self._output_ids: list[int] = []
+        self._texts: list[str] = []
+
+    def interrupt(self, task: asyncio.Task[object], why: str) -> None:
+        """Cancel the answering task for `why` (disconnect or drain), unless it is done."""
+        if not self.done and self.interrupted_by is None:
+            self.interrupted_by = why
+            task.cancel()
+
+    def on_delta(self, delta: Delta) -> None:
+        """Count a delta's tokens, when they came, and remember how the answer ended."""
+        if delta.prompt_token_ids is not None:
+            self._num_input = len(delta.prompt_token_ids)
+        self._num_cached = max(self._num_cached, delta.num_cached_tokens)
+        if delta.token_ids:
+            self._count_tokens(delta.t_ns, len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+        self._times = delta.times or self._times
+        if self._keep:
+            self._input_ids = delta.prompt_token_ids or self._input_ids
+            self._output_ids.extend(delta.token_ids)
+            self._texts.append(delta.text)
+
+    def _count_tokens(self, t_ns: int, num_tokens: int) -> None:
+        metrics = self.replica.metrics
+        metrics.generation_tokens += num_tokens
+        if self._t_first_ns is None or self._t_last_ns is None:
+            self._t_first_ns = t_ns
+            metrics.prompt_tokens += self._num_input
+            metrics.cached_tokens += self._num_cached
+            metrics.observe("ttft", (t_ns - self.t_in_ns) / NS_PER_S)
+        else:
+            self._num_after_first += num_tokens
+            metrics.observe("itl", (t_ns - self._t_last_ns) / NS_PER_S / num_tokens, num_tokens)
+        self._t_last_ns = t_ns
+        self._num_output += num_tokens
+        self._offsets_us.extend([(t_ns - self._t_first_ns) // 1000] * num_tokens)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._num_input,
+            completion_tokens=self._num_output,
+            total_tokens=self._num_input + self._num_output,
+            prompt_tokens_details=CachedTokens(cached_tokens=self._num_cached),
+        )
+
+    def timings(self, num_tokens: int) -> Timings:
+        """Of the whole answer, beside `num_tokens` of the object that carries it."""
+        spans = self._spans()
+        return Timings(
+            num_tokens=num_tokens,
+            queue_ms=spans.queue_ms,
+            prefill_ms=spans.prefill_ms,
+            decode_ms=spans.decode_ms,
+            tokenize_ms=spans.tokenize_ms,
+            preempted_ms=spans.preempted_ms,
+            num_preemptions=spans.num_preemptions,
+        )
+
+    def _spans(self) -> Spans:
+        times = self._times or StageTimes(self.t_in_ns)
+        return Spans(
+            tokenize_ms=_span_ms(self.t_in_ns, times.t_tokenized_ns),
+            queue_ms=_span_ms(self.t_in_ns, times.t_scheduled_ns),
+            prefill_ms=_span_ms(times.t_scheduled_ns, self._t_first_ns),
+            decode_ms=_span_ms(self._t_first_ns, self._t_last_ns),
+            preempted_ms=ns_to_ms(times.preempted_ns),
+            num_preemptions=times.num_preemptions,
+        )
+
+    def finish(self) -> None:
+        """The answer was sent completely."""
+        assert self.finish_reason is not None
+        self._end(self.finish_reason, None, 200)
+
+    def fail(self, error: Exception, *, status: int | None = None) -> None:
+        """The request was refused or the generation failed; `status` is what the client saw, if not the error's own."""
+        refused = isinstance(error, RequestError | OverloadedError) and self._num_output == 0
+        if refused:
+            code = error.code if isinstance(error, RequestError) else "overloaded"
+            metrics = self.replica.metrics
+            metrics.refused[code] = metrics.refused.get(code, 0) + 1
+        self._end("error", error_class(error), status or error_status(error), count=not refused)
+
+    def abort(self, why: str, *, status: int | None = None) -> None:
+        """The client left, or the replica is going down."""
+        self._end("abort", why, status)
+
+    def drained(self) -> EngineError | OverloadedError:
+        """What a client is told whose answer was cut by a shutdown."""
+        if self._num_output:
+            return EngineError("this replica shut down before the answer was complete")
+        return OverloadedError("this replica is shutting down")
+
+    def _end(self, reason: FinishReason, error: str | None, status: int | None, *, count: bool = True) -> None:
+        assert not self.done, "an attempt ends once"
+        self.done = True
+        if count:
+            self._count_request(reason)
+        event = self._event(reason, error, status)
+        self.replica.sink.write(event)
+        if event.content_ref is not None and self.replica.content_sink is not None:
+            self.replica.content_sink.write(self._content())
+
+    def _count_request(self, reason: FinishReason) -> None:
+        metrics, times = self.replica.metrics, self._times
+        metrics.finished[reason] += 1
+        if self._t_first_ns is None or self._t_last_ns is None:
+            metrics.num_without_token += 1
+            return
+        metrics.observe("e2e", (self._t_last_ns - self.t_in_ns) / NS_PER_S)
+        metrics.observe("decode", (self._t_last_ns - self._t_first_ns) / NS_PER_S)
+        metrics.observe("prompt", self._num_input)
+        metrics.observe("generation", self._num_output)
+        if self._num_after_first:
+            metrics.observe("tpot", (self._t_last_ns - self._t_first_ns) / NS_PER_S / self._num_after_first)
+        if times is not None and times.t_scheduled_ns is not None:
+            metrics.observe("queue", (times.t_scheduled_ns - self.t_in_ns) / NS_PER_S)
+            metrics.observe("prefill", (self._t_first_ns - times.t_scheduled_ns) / NS_PER_S)
+
+    def _event(self, reason: FinishReason, error: str | None, status: int | None) -> ReplicaEvent:
+        config, times, spans = self.replica.config, self._times, self._spans()
+        return ReplicaEvent(
+            event_id=self.event_id,
+            trace_id=self.trace.trace_id,
+            span_id=self.trace.span_id,
+            parent_id=self.trace.parent_span_id,
+            request_id=self.request_id,
+            attempt=self.number,
+            service=config.service,
+            traffic_class=self.traffic_class,
+            replica=config.replica,
+            node=config.node,
+            region=config.region,
+            hardware=config.hardware,
+            device_ids=config.device_ids,
+            identity_digest=self.replica.identity_digest,
+            model_id=self.replica.info.model_id,
+            t_engine_in_ns=self.t_in_ns,
+            t_wall_ns=self.t_wall_ns,
+            t_tokenized_ns=times.t_tokenized_ns if times else None,
+            t_scheduled_ns=times.t_scheduled_ns if times else None,
+            t_first_token_ns=self._t_first_ns,
+            t_last_token_ns=self._t_last_ns,
+            t_sent_ns=self.replica.clock.now_ns() if status is not None else None,
+            tokenize_ms=spans.tokenize_ms,
+            queue_ms=spans.queue_ms,
+            prefill_ms=spans.prefill_ms,
+            decode_ms=spans.decode_ms,
+            detokenize_ms=ns_to_ms(times.detokenize_ns) if times else None,
+            preempted_ms=spans.preempted_ms,
+            num_preemptions=spans.num_preemptions,
+            num_input_tokens=self._num_input,
+            num_cached_tokens=self._num_cached,
+            num_output_tokens=self._num_output,
+            token_offsets_us=tuple(self._offsets_us),
+            finish_reason=reason,
+            error_class=error,
+            status=status,
+            sampling_digest=digest_of(self.call.sampling) if self.call is not None else None,
+            content_ref=self._content_ref(),
+        )
+
+    def _content_ref(self) -> str | None:
+        path = self.replica.config.content_path
+        return f"{path.name}#{self.event_id}" if self._keep and path is not None and self._input_ids else None
+
+    def _content(self) -> Content:
+        with_text = self.replica.config.capture == "text"
+        codec = self.replica.codec
+        return Content(
+            event_id=self.event_id,
+            input_token_ids=self._input_ids,
+            output_token_ids=tuple(self._output_ids),
+            input_text=codec.decode(self._input_ids) if with_text and codec is not None else None,
+            output_text="".join(self._texts) if with_text else None,
+        )

@@ -1,0 +1,192 @@
+"""The endpoint behind chat and completions: check, generate, answer whole or as a stream, always leave one event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from inferloop.backends.protocols import GenerateRequest, GeneratorInfo
+from inferloop.core.errors import EngineError, InferloopError, RequestError
+from inferloop.core.ids import TraceContext, new_id
+from inferloop.serve import sse
+from inferloop.serve.asgi import (
+    REQUEST_ID,
+    ClientGoneError,
+    read_body,
+    send_body,
+    send_error,
+    send_json,
+    start,
+    wait_disconnect,
+)
+from inferloop.serve.chat import ChatEncoder
+from inferloop.serve.completions import CompletionEncoder
+from inferloop.serve.errors import error_object
+from inferloop.serve.finish import Attempt
+from inferloop.serve.replica import Replica
+from inferloop.serve.replies import Finish
+from inferloop.serve.wire import Call, parse_chat, parse_completion
+
+log = logging.getLogger("inferloop.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one endpoint reads requests and writes answers."""
+
+    parse: Callable[[bytes, GeneratorInfo], Call]
+    encoder: Callable[..., sse.Encoder]
+    id_prefix: str
+
+
+CHAT = Dialect(parse_chat, ChatEncoder, "chatcmpl")
+COMPLETIONS = Dialect(parse_completion, CompletionEncoder, "cmpl")
+
+
+class GenerateEndpoint:
+    """An ASGI application for one path."""
+
+    def __init__(self, replica: Replica, dialect: Dialect) -> None:
+        self._replica, self._dialect = replica, dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        attempt = Attempt(
+            self._replica,
+            scope[REQUEST_ID],
+            TraceContext.from_header(headers.get("traceparent")),
+            number=_small_int(headers.get("x-inferloop-attempt")),
+            traffic_class=_short(headers.get("x-inferloop-class")),
+        )
+        task = asyncio.current_task()
+        assert task is not None
+        self._replica.attempts[task] = attempt
+        answer = _Answer(attempt, self._dialect, send, with_timings=headers.get("x-inferloop-timings") == "1")
+        watcher: asyncio.Task[None] | None = None
+        try:
+            body = await read_body(receive, self._replica.config.max_body_bytes)
+            watcher = asyncio.create_task(_interrupt_on_disconnect(receive, task, attempt))
+            self._replica.admit()
+            await answer.run(body)
+        except ClientGoneError:
+            attempt.abort("disconnect")
+        except asyncio.CancelledError:
+            if attempt.interrupted_by is None:  # the server itself is being torn down
+                attempt.abort("drain")
+                raise
+            task.uncancel()
+            await answer.interrupted()
+        except Exception as error:
+            if not isinstance(error, InferloopError):
+                log.exception("request %s failed", attempt.request_id)
+            await answer.failed(error)
+        finally:
+            del self._replica.attempts[task]
+            if watcher is not None:
+                watcher.cancel()
+
+
+class _Answer:
+    """Sends one answer; knows whether its headers are out, which decides how a failure can still be told."""
+
+    def __init__(self, attempt: Attempt, dialect: Dialect, send: Send, *, with_timings: bool) -> None:
+        self._attempt, self._dialect, self._send, self._with_timings = attempt, dialect, send, with_timings
+        self._started = False
+
+    async def run(self, body: bytes) -> None:
+        attempt, replica = self._attempt, self._attempt.replica
+        attempt.call = call = self._dialect.parse(body, replica.info)
+        codec = replica.codec
+        if call.sampling.num_logprobs is not None and codec is None:
+            raise RequestError("log-probabilities are not supported by this backend", param="logprobs")
+        encoder = self._dialect.encoder(
+            id_=new_id(self._dialect.id_prefix),
+            created=attempt.t_wall_ns // 1_000_000_000,
+            model=replica.info.model_id,
+            include_usage=call.include_usage,
+            with_timings=self._with_timings,
+            decode_token=lambda token_id: codec.decode((token_id,)) if codec is not None else "",
+        )
+        request = GenerateRequest(
+            attempt.request_id, attempt.trace, call.prompt, call.sampling, t_engine_in_ns=attempt.t_in_ns
+        )
+        await (self._stream(request, encoder) if call.stream else self._whole(request, encoder))
+
+    async def _whole(self, request: GenerateRequest, encoder: sse.Encoder) -> None:
+        attempt = self._attempt
+        async with contextlib.aclosing(attempt.replica.generator.generate(request)) as deltas:
+            async for delta in deltas:
+                attempt.on_delta(delta)
+                encoder.collect(delta)
+        usage = attempt.usage
+        body = encoder.body(self._finish_reason(), usage, attempt.timings(usage.completion_tokens))
+        self._started = True
+        attempt.finish()
+        await send_json(self._send, 200, body)
+
+    async def _stream(self, request: GenerateRequest, encoder: sse.Encoder) -> None:
+        """The headers go out with the first delta, so that what fails before it still gets its own status."""
+        attempt = self._attempt
+        async with contextlib.aclosing(attempt.replica.generator.generate(request)) as deltas:
+            async for delta in deltas:
+                attempt.on_delta(delta)
+                chunk = encoder.chunk(delta)
+                if not self._started:
+                    self._started = True
+                    await start(self._send, 200, sse.HEADERS)
+                    chunk = encoder.opening() + chunk
+                if chunk:
+                    await send_body(self._send, chunk, more=True)
+        last = encoder.closing(self._finish_reason(), attempt.usage, attempt.timings(0))
+        attempt.finish()
+        await send_body(self._send, last)
+
+    def _finish_reason(self) -> Finish:
+        reason = self._attempt.finish_reason
+        if reason == "stop" or reason == "length":
+            return reason
+        raise EngineError("the engine ended this request before it was complete")
+
+    async def failed(self, error: Exception) -> None:
+        """Tell the client as well as is still possible."""
+        if self._attempt.done:  # the event was written before the last bytes met a closed connection
+            return
+        self._attempt.fail(error, status=200 if self._started else None)
+        await self._tell(error)
+
+    async def interrupted(self) -> None:
+        why = self._attempt.interrupted_by
+        assert why is not None
+        if self._attempt.done:
+            return
+        if why == "disconnect":
+            self._attempt.abort(why)
+            return
+        self._attempt.abort(why, status=200 if self._started else 503)
+        await self._tell(self._attempt.drained())
+
+    async def _tell(self, error: Exception) -> None:
+        with contextlib.suppress(OSError):
+            if self._started:
+                await send_body(self._send, sse.error_event(error_object(error)))
+            else:
+                await send_error(self._send, error)
+
+
+async def _interrupt_on_disconnect(receive: Receive, task: asyncio.Task[object], attempt: Attempt) -> None:
+    await wait_disconnect(receive)
+    attempt.interrupt(task, "disconnect")
+
+
+def _small_int(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 6 else 1
+
+
+def _short(text: str | None) -> str | None:
+    return text if text and text.isascii() and text.isprintable() and len(text) <= 64 else None

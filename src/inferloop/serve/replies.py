@@ -1,0 +1,169 @@
+"""OpenAI response bodies, and the small endpoints' bodies. The same types make /openapi.json."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from inferloop.serve.wire import Message, TokenId
+
+Finish = Literal["stop", "length"]
+
+
+class CachedTokens(Struct, kw_only=True):
+    cached_tokens: int
+
+
+class Usage(Struct, kw_only=True):
+    """`prompt_tokens` includes the cached ones."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class Timings(Struct, kw_only=True):
+    """Ours, sent only on the header `x-inferloop-timings: 1`. In a stream every chunk has `num_tokens`, the last one
+    before [DONE] the rest. queue_ms counts from the request's arrival to its first schedule."""
+
+    num_tokens: int
+    queue_ms: float | UnsetType | None = UNSET
+    prefill_ms: float | UnsetType | None = UNSET
+    decode_ms: float | UnsetType | None = UNSET
+    tokenize_ms: float | UnsetType | None = UNSET
+    preempted_ms: float | UnsetType | None = UNSET
+    num_preemptions: int | UnsetType = UNSET
+
+
+class TopLogprob(Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(TopLogprob, kw_only=True):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, kw_only=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct, kw_only=True):
+    index: int = 0
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    inferloop: Timings | UnsetType = UNSET
+
+
+class CompletionLogprobs(Struct, kw_only=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct, kw_only=True):
+    index: int = 0
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish
+
+
+class Completion(Struct, kw_only=True):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    inferloop: Timings | UnsetType = UNSET
+
+
+class Model(Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "inferloop"
+    max_model_len: int
+    identity_digest: str
+
+
+class ModelList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Exactly one of `prompt` and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+class TokenizeResponse(Struct, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizeResponse(Struct, kw_only=True):
+    prompt: str
+
+
+class Live(Struct, kw_only=True):
+    status: Literal["live"] = "live"
+
+
+class Ready(Struct, kw_only=True):
+    """`reason` says why not, when not."""
+
+    ready: bool
+    reason: str | None = None
+
+
+class Progress(Struct, kw_only=True):
+    """`in_flight` counts open requests of this server, running, waiting or still being answered."""
+
+    alive: bool
+    draining: bool
+    step_counter: int
+    running: int
+    waiting: int
+    in_flight: int
+
+
+class ErrorBody(Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(Struct, kw_only=True):
+    error: ErrorBody

@@ -1,0 +1,119 @@
+"""One replica as a process: take the port, serve, drain on SIGTERM, leave with 0."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+
+from inferloop.core.errors import PortInUseError
+from inferloop.serve.replica import Replica
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, not yet listening, so that the port is ours before a model is loaded. Port 0: any free one.
+
+    Raises PortInUseError, also when the host is not one of this machine's addresses.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if port:  # with a free choice it would let two starting processes share a port
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise _port_error(host, port, error) from None
+    return sock
+
+
+def _port_error(host: str, port: int, error: OSError) -> PortInUseError:
+    if error.errno == errno.EADDRINUSE:
+        return PortInUseError(f"port {port} on {host} is in use", fix="Stop that server, or choose another --port.")
+    return PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}", fix="Choose another --host or --port.")
+
+
+class _Server(uvicorn.Server):
+    """SIGTERM and the first SIGINT drain; a second signal aborts what still runs."""
+
+    def __init__(self, config: uvicorn.Config, replica: Replica, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._replica, self._on_started = replica, on_started
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._loop is None:
+            raise KeyboardInterrupt
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._drain_and_exit())
+        else:
+            self._replica.abort_all("drain")
+
+    async def _drain_and_exit(self) -> None:
+        try:
+            await self._replica.drain()
+        finally:
+            self.should_exit = True
+
+
+def serve(app: Starlette, sock: socket.socket, *, port_file: Path | None = None, announce: bool = True) -> None:
+    """Serve `app` (of serve.app.build_app) until SIGTERM or SIGINT, then drain and return. Blocks; main thread only.
+
+    Once listening, the bound port is printed as one JSON line on stdout, or written to `port_file` (whole or not at
+    all). Raises PortInUseError when another process began to listen on the port after `bind`.
+    """
+    host, port = sock.getsockname()[:2]
+
+    def started() -> None:
+        line = json.dumps({"host": host, "port": port, "pid": os.getpid()})
+        if port_file is not None:
+            partial = port_file.with_name(port_file.name + ".partial")
+            partial.write_text(line + "\n")
+            partial.rename(port_file)
+        elif announce:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        loop="none",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
+    )
+    server = _Server(config, app.state.replica, started)
+    try:
+        sock.listen(2048)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve(sockets=[sock]))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise _port_error(host, port, error) from None
+    finally:
+        sock.close()

@@ -1,0 +1,76 @@
+"""Server-sent events: each dialect's chunks are prebuilt bytes with only the text encoded per chunk."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from inferloop.backends.protocols import Delta
+from inferloop.serve.replies import Finish, Timings, Usage
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies must pass chunks on as they come
+]
+
+_dumps = msgspec.json.encode
+
+
+class Encoder(Protocol):
+    """One answer in one dialect of the OpenAI API."""
+
+    def opening(self) -> bytes:
+        """Sent once before the first chunk; may be empty."""
+        ...
+
+    def chunk(self, delta: Delta) -> bytes:
+        """Empty when there is nothing that a client may see."""
+        ...
+
+    def closing(self, finish: Finish, usage: Usage, timings: Timings) -> bytes:
+        """Finish chunk, usage chunk if asked for, [DONE]."""
+        ...
+
+    def body(self, finish: Finish, usage: Usage, timings: Timings) -> bytes:
+        """The whole answer, from the deltas given to `collect`."""
+        ...
+
+    def collect(self, delta: Delta) -> None:
+        """Keep a delta for `body`."""
+        ...
+
+
+class ChunkWriter:
+    """`data: {head, choices: [...], usage, inferloop}` around a choice. `with_timings` adds our extension object."""
+
+    def __init__(
+        self, *, id_: str, object_: str, created: int, model: str, include_usage: bool, with_timings: bool
+    ) -> None:
+        head = _dumps({"id": id_, "object": object_, "created": created, "model": model})
+        self._open = b"data: " + head[:-1] + b',"choices":['
+        self._usage = b',"usage":null' if include_usage else b""
+        self._include_usage, self._with_timings = include_usage, with_timings
+
+    def choice(self, choice: bytes, timings: Timings | None) -> bytes:
+        extension = b',"inferloop":' + _dumps(timings) if self._with_timings and timings is not None else b""
+        return b"".join((self._open, choice, b"]", self._usage, extension, b"}\n\n"))
+
+    def closing(self, choice: bytes, usage: Usage, timings: Timings) -> bytes:
+        """The last event before [DONE] has the timings."""
+        if not self._include_usage:
+            return self.choice(choice, timings) + DONE
+        extension = b',"inferloop":' + _dumps(timings) if self._with_timings else b""
+        last = b"".join((self._open, b'],"usage":', _dumps(usage), extension, b"}\n\n"))
+        return self.choice(choice, Timings(num_tokens=0)) + last + DONE
+
+    def wants(self, delta: Delta) -> bool:
+        """Text is for everybody; tokens whose text is still held back only for those who count tokens."""
+        return bool(delta.text) or delta.logprobs is not None or (self._with_timings and bool(delta.token_ids))
+
+
+def error_event(error_object: bytes) -> bytes:
+    """A failure in mid-stream; the stream ends after it, without [DONE]."""
+    return b"data: " + error_object + b"\n\n"

@@ -1,0 +1,82 @@
+"""/v1/models, /identity, /tokenize, /detokenize: what is served, and its tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferloop.backends.protocols import Prompt, TextCodec
+from inferloop.core.errors import RequestError
+from inferloop.serve.asgi import read_body
+from inferloop.serve.decode import decode_body
+from inferloop.serve.errors import ModelNotFoundError
+from inferloop.serve.health import json_response
+from inferloop.serve.replica import Replica
+from inferloop.serve.replies import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    Model,
+    ModelList,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from inferloop.serve.wire import check_token_ids, plain_messages
+
+
+class TextEndpoints:
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def models(self, _: Request) -> Response:
+        return json_response(ModelList(data=[self._model()]))
+
+    async def model(self, request: Request) -> Response:
+        self._check_model(request.path_params["model"])
+        return json_response(self._model())
+
+    async def identity(self, _: Request) -> Response:
+        """Every field of the serving identity, and its digest."""
+        identity = self._replica.info.identity
+        return json_response({**dataclasses.asdict(identity), "digest": self._replica.identity_digest})
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await read_body(request.receive, self._replica.config.max_body_bytes)
+        asked = decode_body(body, TokenizeRequest)
+        self._check_model(asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise RequestError("give exactly one of prompt and messages", param="prompt")
+        prompt = (
+            Prompt(text=asked.prompt) if asked.messages is None else Prompt(messages=plain_messages(asked.messages))
+        )
+        tokens = await asyncio.to_thread(self._codec().render, prompt)
+        context_length = self._replica.info.context_length
+        return json_response(TokenizeResponse(count=len(tokens), max_model_len=context_length, tokens=list(tokens)))
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await read_body(request.receive, self._replica.config.max_body_bytes)
+        asked = decode_body(body, DetokenizeRequest)
+        self._check_model(asked.model)
+        check_token_ids(asked.tokens, self._replica.info.vocab_size, "tokens")
+        text = await asyncio.to_thread(self._codec().decode, tuple(asked.tokens))
+        return json_response(DetokenizeResponse(prompt=text))
+
+    def _model(self) -> Model:
+        replica = self._replica
+        return Model(
+            id=replica.info.model_id,
+            created=replica.created_s,
+            max_model_len=replica.info.context_length,
+            identity_digest=replica.identity_digest,
+        )
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._replica.info.model_id:
+            raise ModelNotFoundError(name, self._replica.info.model_id)
+
+    def _codec(self) -> TextCodec:
+        if self._replica.codec is None:
+            raise RequestError("this backend does not offer its tokenizer", code="unsupported_endpoint")
+        return self._replica.codec
