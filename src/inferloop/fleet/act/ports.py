@@ -30,7 +30,10 @@ def release_port(port: int) -> None:
 
 def bind_listener(host: str, port: int) -> socket.socket:
     """A bound socket, not yet listening; port 0 picks a free one. Raises PortInUseError when the address is taken."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only where the protocol number is spelled out; with 0 every second write of
+    # a kept-alive connection waits for a delayed acknowledgement, 40 ms
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -19,7 +19,7 @@ class AttemptOutcome:
     status: int | None = None
     error: str | None = None
     answer_began: bool = False
-    """A byte of the answer's body has been passed on."""
+    """A byte of a good answer has arrived; of a stream, it has been passed on."""
 
 
 def is_replica_fault(outcome: AttemptOutcome) -> bool:

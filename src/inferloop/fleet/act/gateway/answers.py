@@ -1,0 +1,48 @@
+"""What the gateway says itself: OpenAI error objects, as a response and as the last event of a broken stream."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+
+_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 405: "invalid_request_error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
+
+
+def _error_object(status: int, message: str, code: str) -> bytes:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+def error_answer(status: int, message: str, code: str, *, retry_after_s: int | None = None) -> Answer:
+    headers: RawHeaders = [(b"content-type", b"application/json")]
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(retry_after_s).encode()))
+    return Answer(status, _error_object(status, message, code), tuple(headers))
+
+
+def error_event(message: str, code: str) -> bytes:
+    """One SSE event; the OpenAI clients raise on a `data:` object that has `error`."""
+    return b"data: " + _error_object(502, message, code) + b"\n\n"
+
+
+async def send_answer(send: Send, answer: Answer, extra: RawHeaders) -> None:
+    headers = [*answer.headers, *extra, (b"content-length", str(len(answer.body)).encode())]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
