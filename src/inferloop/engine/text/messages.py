@@ -23,8 +23,11 @@ def _normalize(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise RequestError(f"{where}.role must be text", param="messages")
     out = {**message, "content": _content(message.get("content"), f"{where}.content")}
-    if out.get("tool_calls"):
-        out["tool_calls"] = [_tool_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(out["tool_calls"])]
+    calls = out.get("tool_calls")
+    if calls:
+        if isinstance(calls, str) or not isinstance(calls, Sequence):
+            raise RequestError(f"{where}.tool_calls must be a list", param="messages")
+        out["tool_calls"] = [_tool_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)]
     return out
 
 

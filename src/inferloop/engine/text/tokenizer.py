@@ -58,7 +58,7 @@ class Tokenizer:
         inner = self._inner if allow_special else self._without_special()
         try:
             ids: list[int] = inner.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError:
+        except (UnicodeEncodeError, TypeError):  # the library reports a string it cannot hold as UTF-8 either way
             raise RequestError("the text holds a lone surrogate, which is not valid Unicode") from None
         return ids
 

@@ -65,7 +65,7 @@ class ModelHeader:
     shape: ModelShape
     rope: RopeSpec
     norm_eps: float
-    tensors: Mapping[str, TensorInfo]
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
     stored_precision: str
     """The dtype that most weight bytes have."""
     bos_token_id: int | None
@@ -74,7 +74,7 @@ class ModelHeader:
     name: str | None = None
     sliding_window: int | None = None
     license: str | None = None
-    metadata: Mapping[str, object] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict, repr=False)
     """The file's own keys: GGUF key-values, or config.json's object. Large; for tokenizers and curious people."""
 
 

@@ -1,0 +1,121 @@
+"""Prompts: one BOS on every path, special tokens where they belong, and errors that name the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from inferloop.core.errors import ModelFileError, RequestError
+from inferloop.engine.text.codec import Codec
+from inferloop.models.resolve import ModelFiles, resolve
+
+PRINTS_BOS = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+PRINTS_TWO = "{{ bos_token }}" + PRINTS_BOS
+PRINTS_NONE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+BOS, EOS = 256, 257
+HI = [{"role": "user", "content": "hi"}]
+
+
+def codec_of(folder: Path) -> Codec:
+    return Codec(resolve(str(folder)))
+
+
+@pytest.mark.parametrize("template", [PRINTS_BOS, PRINTS_TWO, PRINTS_NONE])
+def test_a_chat_has_exactly_one_bos_whatever_the_template_prints(
+    tiny_directory: Callable[..., Path], template: str
+) -> None:
+    codec = codec_of(tiny_directory(template=template))
+    assert codec.encode_chat(HI) == (BOS, ord("h"), ord("i"), EOS)
+
+
+def test_a_completion_of_the_rendered_chat_has_the_same_ids(tiny_directory: Callable[..., Path]) -> None:
+    codec = codec_of(tiny_directory(template=PRINTS_BOS))
+    assert codec.template is not None
+    assert codec.encode_text(codec.template.render(HI)) == codec.encode_chat(HI)
+    assert codec.encode_text("hi") == (BOS, ord("h"), ord("i"))
+
+
+def test_no_bos_appears_where_the_models_texts_have_none(tiny_directory: Callable[..., Path]) -> None:
+    codec = codec_of(tiny_directory(template=PRINTS_NONE, adds_bos=False))
+    assert codec.encode_chat(HI) == (ord("h"), ord("i"), EOS)
+    assert codec.encode_text("hi") == (ord("h"), ord("i"))
+
+
+def test_an_empty_prompt_is_refused_unless_bos_can_start_it(tiny_directory: Callable[..., Path]) -> None:
+    assert codec_of(tiny_directory("with")).encode_text("") == (BOS,)
+    with pytest.raises(RequestError) as caught:
+        codec_of(tiny_directory("without", adds_bos=False)).encode_text("")
+    assert caught.value.param == "prompt"
+
+
+def test_a_model_without_a_template_says_so(tiny_directory: Callable[..., Path]) -> None:
+    codec = codec_of(tiny_directory())
+    assert codec.template is None
+    with pytest.raises(RequestError, match="no chat template") as caught:
+        codec.encode_chat(HI)
+    assert caught.value.param == "messages"
+
+
+def test_a_lone_surrogate_names_its_parameter(tiny_directory: Callable[..., Path]) -> None:
+    codec = codec_of(tiny_directory(template=PRINTS_BOS))
+    with pytest.raises(RequestError) as chat:
+        codec.encode_chat([{"role": "user", "content": "\ud800"}])
+    with pytest.raises(RequestError) as text:
+        codec.encode_text("\ud800")
+    assert (chat.value.param, text.value.param) == ("messages", "prompt")
+
+
+def test_control_tokens_are_parsed_only_where_asked(embedded_model: ModelFiles) -> None:
+    tokenizer = Codec(embedded_model).tokenizer
+    assert tokenizer.encode("<|im_end|>", allow_special=True) == [2]
+    spelled = tokenizer.encode("<|im_end|>", allow_special=False)
+    assert 2 not in spelled
+    assert tokenizer.decode(spelled) == "<|im_end|>"
+    assert tokenizer.decode([2]) == ""
+    assert tokenizer.decode([2], skip_special=False) == "<|im_end|>"
+
+
+def test_the_embedded_models_chat_has_its_golden_ids(embedded_model: ModelFiles) -> None:
+    codec = Codec(embedded_model)
+    ids = codec.encode_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}])
+    text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+    assert codec.decode(ids, skip_special=False) == text
+    assert ids == (1, 9690, 198, 6077, 5453, 30, 2, 198, 1, 4093, 198, 34, 27, 34, 47, 2, 198, 1, 520, 9531, 198)
+    assert codec.tokenizer.vocab_size == 49_152
+    assert (codec.tokenizer.bos_token_id, codec.tokenizer.eos_token_ids) == (1, (2,))
+
+
+def test_ids_outside_the_vocabulary_stand_for_nothing(embedded_model: ModelFiles) -> None:
+    codec = Codec(embedded_model)
+    assert codec.decode([-1, 49_152, 10**9]) == ""
+
+
+def test_a_directory_without_its_tokenizer_is_named(tiny_directory: Callable[..., Path]) -> None:
+    folder = tiny_directory()
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
+        codec_of(folder)
+
+
+def test_a_damaged_tokenizer_is_named(tiny_directory: Callable[..., Path]) -> None:
+    folder = tiny_directory()
+    (folder / "tokenizer.json").write_text('{"version": "1.0"')
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
+        codec_of(folder)
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(tiny_directory: Callable[..., Path]) -> None:
+    folder = tiny_directory()
+    with pytest.raises(ModelFileError, match="259"):
+        add_token(folder)
+        codec_of(folder)
+
+
+def add_token(folder: Path) -> None:
+    from tokenizers import Tokenizer
+
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.add_tokens(["one more"])
+    inner.save(str(folder / "tokenizer.json"))

@@ -1,0 +1,82 @@
+"""Vocabularies inside GGUF files: what is rebuilt, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferloop.core.errors import ModelFileError
+from inferloop.engine.text.gguf_tokenizer import build_from_gguf
+from inferloop.engine.text.vocabulary import byte_level_alphabet
+
+FILE = Path("tiny.gguf")
+TOKENS = [*byte_level_alphabet(), "12", "ab", "<end>", "<tool>", "\u0120", "it"][:-2]
+
+
+def metadata(**changes: Any) -> dict[str, object]:
+    base = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": TOKENS,
+        "token_type": [1] * (len(TOKENS) - 2) + [3, 4],
+        "merges": ["1 2", "a b"],
+    }
+    return {f"tokenizer.ggml.{k}": v for k, v in {**base, **changes}.items() if v is not None}
+
+
+def pieces(text: str, **changes: Any) -> list[str]:
+    inner, _ = build_from_gguf(metadata(**changes), FILE)
+    tokens: list[str] = inner.encode(text, add_special_tokens=False).tokens
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("pre", "cut"),
+    [
+        ("gpt-2", ["12", "3"]),
+        ("default", ["12", "3"]),
+        ("smollm", ["1", "2", "3"]),
+        ("qwen2", ["1", "2", "3"]),
+        ("llama-bpe", ["12", "3"]),
+    ],
+)
+def test_each_kind_cuts_digits_its_own_way(pre: str, cut: list[str]) -> None:
+    assert pieces("123", pre=pre) == cut
+
+
+def test_control_and_user_defined_tokens_are_kept_whole() -> None:
+    assert pieces("ab<end><tool>") == ["ab", "<end>", "<tool>"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": "bert"}, "bert"),
+        ({"model": None}, "None"),
+        ({"pre": "mystery"}, "mystery"),
+        ({"pre": None}, "pre"),
+        ({"tokens": None}, "tokens"),
+        ({"tokens": [1, 2]}, "tokens"),
+        ({"token_type": [1]}, "token_type"),
+        ({"tokens": ["a", "a"], "token_type": [1, 1]}, "'a'"),
+        ({"merges": ["ab"]}, "ab"),
+        ({"merges": ["a zz"]}, "a zz"),
+        ({"merges": None}, "merges"),
+        ({"model": "llama"}, "scores"),
+        ({"model": "llama", "scores": [0.0] * len(TOKENS)}, "byte tokens"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelFileError, match=r"tiny\.gguf") as caught:
+        build_from_gguf(metadata(**changes), FILE)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "adds"),
+    [({}, False), ({"pre": "llama-bpe"}, True), ({"add_bos_token": True}, True), ({"add_bos_token": False}, False)],
+)
+def test_bos_is_added_where_the_file_or_its_kind_says_so(changes: dict[str, Any], adds: bool) -> None:
+    assert build_from_gguf(metadata(**changes), FILE)[1] is adds
