@@ -1,0 +1,109 @@
+"""`inferloop check`: is the contract sound, what deserves a word, and what has evidence so far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from typer.core import TyperGroup
+
+from inferloop.cli.common import JsonOption, RunsDirOption, print_json, stderr, stdout, verb
+from inferloop.contract.archetypes import PROFILES
+from inferloop.contract.checklist import Evidence, Step, checklist
+from inferloop.contract.describe import describe
+from inferloop.contract.lint import Finding, lint
+from inferloop.contract.load import load
+from inferloop.contract.workload import Contract
+from inferloop.core.digest import plain
+from inferloop.core.errors import RecordError
+from inferloop.records.header import HEADER
+from inferloop.records.read import open_run
+
+_COLOURS = {"covered": "green", "partly": "yellow", "open": "dim", "warning": "yellow", "note": "cyan"}
+
+
+@verb
+def check(
+    context: typer.Context,
+    contract: Annotated[Path, typer.Argument(help="The contract: YAML, TOML or JSON.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when there is a warning.")] = False,
+    runs_dir: RunsDirOption = Path("runs"),
+    json_output: JsonOption = False,
+) -> None:
+    """Validate a contract, point out what is weak in it, and show the ten-step checklist with its evidence.
+
+    Exits 2 when the contract cannot be used, with file, line and key of everything that is wrong.
+
+    Example: inferloop check contracts/assistant.yaml
+    """
+    loaded = load(contract)
+    findings = lint(loaded)
+    steps = tuple(_runnable(step, contract, context) for step in checklist(loaded, evidence_for(loaded, runs_dir)))
+    warnings = [f for f in findings if f.severity == "warning"]
+    failed = strict and bool(warnings)
+    if json_output:
+        print_json(_as_object(loaded, findings, steps, "fail" if failed else "pass"))
+    else:
+        _show(loaded, findings, steps)
+    if failed:
+        raise typer.Exit(1)
+
+
+def evidence_for(contract: Contract, runs_dir: Path) -> list[Evidence]:
+    """What the service's finished runs under `runs_dir` show, oldest first. Unreadable folders are named on stderr."""
+    found: list[tuple[int, Evidence]] = []
+    for header in sorted(runs_dir.glob(f"*/{HEADER}")):
+        try:
+            run = open_run(header)
+        except RecordError as error:
+            stderr.print(f"skipped: {escape(str(error))}")
+            continue
+        if run.header.service != contract.service or not run.complete or run.summary is None:
+            continue
+        current = run.header.contract_digest == contract.digest
+        summary = {"run": str(run.path)} | run.summary
+        found.append((run.header.t_start_wall_ns, Evidence.of(run.header.verb, summary, current=current)))
+    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def _runnable(step: Step, path: Path, context: typer.Context) -> Step:
+    """The step with a command that can be pasted; one that this version lacks is said to be missing."""
+    words = (step.todo or "").split()
+    group = context.parent.command if context.parent else None
+    if words[:1] == ["inferloop"] and isinstance(group, TyperGroup) and words[1] not in group.commands:
+        return replace(step, todo=f"not in this version: {' '.join(words[:2])}")
+    return replace(step, todo=step.todo.replace("CONTRACT", str(path))) if step.todo else step
+
+
+def _as_object(contract: Contract, findings: list[Finding], steps: tuple[Step, ...], verdict: str) -> dict[str, Any]:
+    return {
+        "run": None,
+        "verdict": verdict,
+        "reasons": [f"{f.key}: {f.message}" for f in findings if f.severity == "warning"],
+        "digest": contract.digest,
+        "figure_of_merit": PROFILES[contract.archetype].figure_of_merit,
+        "contract": describe(contract),
+        "findings": plain(findings),
+        "checklist": plain(steps),
+    }
+
+
+def _show(contract: Contract, findings: list[Finding], steps: tuple[Step, ...]) -> None:
+    merit = PROFILES[contract.archetype].figure_of_merit
+    stdout.print(f"[bold]{escape(contract.service)}[/]  {contract.archetype}, judged by {merit}")
+    stdout.print(f"model {escape(contract.model.id)}, digest {contract.digest[:12]}: [green]the contract is sound[/]")
+    for finding in findings:
+        colour = _COLOURS[finding.severity]
+        stdout.print(f"[{colour}]{finding.severity}[/] {escape(finding.key)}: {escape(finding.message)}")
+    table = Table(title="Ten steps", title_justify="left", expand=False, pad_edge=False, box=None)
+    for name in ("", "step", "status", "evidence", "next"):
+        table.add_column(name, overflow="fold")
+    for step in steps:
+        status = f"[{_COLOURS[step.status]}]{step.status}[/]"
+        table.add_row(str(step.number), step.title, status, escape(step.detail), escape(step.todo or ""))
+    stdout.print()
+    stdout.print(table)

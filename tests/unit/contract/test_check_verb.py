@@ -1,0 +1,114 @@
+"""`inferloop check` from the outside: exit codes, one JSON object, evidence from run folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from inferloop.cli.check import check, evidence_for
+from inferloop.contract.load import load
+from inferloop.records.run import RunWriter
+
+SOUND = """\
+model: tiny-bf16
+service: tiny
+qps: {avg: 1, p95: 2, peak: 3}
+input_tokens: {p50: 40, p95: 100}
+output_tokens: {p50: 10, p95: 30}
+slo: {ttft_p95_ms: 450, tpot_p95_ms: 40}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SOUND)
+    return path
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    app = typer.Typer()
+    app.command()(check)
+    result = CliRunner().invoke(app, list(arguments))
+    assert not result.exception or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_only_commands_that_exist_are_recommended(path: Path) -> None:
+    app = typer.Typer()
+    app.command()(check)
+    app.command("bench")(lambda: None)
+    found = json.loads(CliRunner().invoke(app, ["check", str(path), "--json"]).stdout)
+    todo = {step["number"]: step["todo"] for step in found["checklist"]}
+    assert todo[4] == f"inferloop bench {path} --target TARGET"
+    assert todo[10] == "not in this version: inferloop optimize"
+
+
+def as_json(*arguments: str) -> tuple[int, dict[str, Any]]:
+    code, out, _ = run(*arguments, "--json")
+    found: dict[str, Any] = json.loads(out)
+    return code, found
+
+
+def test_a_sound_contract(path: Path) -> None:
+    code, found = as_json(str(path))
+    assert (code, found["verdict"], found["reasons"], found["run"]) == (0, "pass", [], None)
+    assert found["digest"] == load(path).digest
+    assert found["contract"]["slo"]["ttft_ms"] == {"p95": 450.0}
+    assert len(found["checklist"]) == 10
+
+
+def test_people_see_the_steps(path: Path) -> None:
+    code, out, _ = run(str(path))
+    assert code == 0
+    assert "output tokens/s per user" in out and "Ten steps" in out and "the contract is sound" in out
+
+
+def test_warnings_fail_only_when_asked(path: Path) -> None:
+    path.write_text(SOUND.replace("{avg: 1, p95: 2, peak: 3}", "1"))
+    assert run(str(path))[0] == 0
+    code, found = as_json(str(path), "--strict")
+    assert (code, found["verdict"]) == (1, "fail")
+    assert found["reasons"][0].startswith("traffic.qps: peak equals the average")
+
+
+def test_a_bad_contract_exits_2_and_names_every_line(path: Path) -> None:
+    path.write_text(SOUND.replace("peak:", "peek:").replace("450", "-1"))
+    code, _, errors = run(str(path))
+    assert code == 2
+    words = " ".join(errors.split())
+    assert "tiny.yaml:3: qps.peek: is not a known key (did you mean peak?)" in words
+    assert "tiny.yaml:6: slo.ttft_p95_ms: must be more than 0, not -1" in words
+
+
+def test_a_missing_file_exits_2(path: Path) -> None:
+    code, found = as_json(str(path.with_name("tinny.yaml")))
+    assert code == 2
+    assert "did you mean" in found["error"]["message"]
+
+
+def test_evidence_comes_from_finished_runs_of_this_service(path: Path, tmp_path: Path) -> None:
+    loaded = load(path)
+    runs = tmp_path / "runs"
+    summary = {"verdict": "pass", "reasons": [], "points": [{"mode": m} for m in ("serial", "burst", "sweep")]}
+    with RunWriter(runs, verb="bench", service="tiny", contract=loaded) as writer:
+        writer.finish(summary)
+    with RunWriter(runs, verb="bench", service="tiny", contract=loaded):
+        pass  # left unfinished
+    with RunWriter(runs, verb="bench", service="other", contract=loaded) as writer:
+        writer.finish(summary)
+    (runs / "broken").mkdir()
+    (runs / "broken" / "run.json").write_text("{")
+    (evidence,) = evidence_for(loaded, runs)
+    assert (evidence.verb, evidence.current) == ("bench", True)
+    assert evidence.modes == {"serial", "burst", "sweep"}
+    code, found = as_json(str(path))
+    assert (code, found["checklist"][3]["status"]) == (0, "covered")
+    path.write_text(SOUND.replace("450", "500"))
+    assert as_json(str(path))[1]["checklist"][3]["status"] == "open"
