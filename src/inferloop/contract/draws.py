@@ -39,7 +39,7 @@ class Draws:
     def gamma(self, shape: float) -> float:
         """Scale 1 (Marsaglia and Tsang 2000, "A simple method for generating gamma variables")."""
         if shape < 1.0:
-            return self.gamma(shape + 1.0) * self.uniform() ** (1.0 / shape)
+            return self.gamma(shape + 1.0) * math.pow(self.uniform(), 1.0 / shape)
         d = shape - 1.0 / 3.0
         c = 1.0 / math.sqrt(9.0 * d)
         while True:

@@ -50,7 +50,8 @@ def test_two_points_are_the_lognormal_through_them() -> None:
 def test_constants_and_bounds() -> None:
     assert {QuantileFunction(distribution(p50=7))(q) for q in (0.0, 0.3, 0.5, 0.95)} == {7.0}
     bounded = QuantileFunction(distribution(p0=10, p50=20, p100=30))
-    assert (bounded(0.0), bounded(1e-9), bounded(1.0)) == (10.0, pytest.approx(10.0), 30.0)
+    assert (bounded(0.0), bounded(1.0)) == (10.0, 30.0)
+    assert bounded(1e-9) == pytest.approx(10.0)
     assert bounded(1 - 1e-9) == pytest.approx(30.0)
     waits = QuantileFunction(distribution(p50=0, p95=100))
     assert (waits(0.1), waits(0.5), waits(0.95)) == (0.0, 0.0, 100.0)
