@@ -1,0 +1,239 @@
+"""Load over real sockets against a small server that plays faults."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from inferloop.backends.http import HttpClient
+from inferloop.bench.drive import DriveOptions, drive
+from inferloop.bench.render import RenderedRequest
+from inferloop.core.request import TimedRequest
+from inferloop.core.units import NS_PER_S
+from inferloop.measure import little
+from inferloop.measure.invariants import violations
+from inferloop.measure.timing import RequestTiming
+
+Play = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+def event(text: str | None, **more: object) -> bytes:
+    choices = [] if text is None else [{"index": 0, "delta": {"content": text}}]
+    return b"data: " + json.dumps({"choices": choices, **more}).encode() + b"\n\n"
+
+
+async def answer(number: int, writer: asyncio.StreamWriter, *, wait_s: float = 0.0) -> None:
+    writer.write(HEAD)
+    for i in range(3):
+        await asyncio.sleep(wait_s)
+        writer.write(event(f" word{i}", inferloop={"num_tokens": 2 if i else 1}))
+    usage = {"prompt_tokens": 20, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 8}}
+    writer.write(event(None, usage=usage, inferloop={"num_tokens": 5, "queue_ms": 0.5}) + b"data: [DONE]\n\n")
+
+
+@dataclass
+class Server:
+    """Plays `play(number, writer)` for each request and then closes the connection."""
+
+    play: Play
+    heads: list[bytes] = field(default_factory=list)
+    num_open: int = 0
+    max_open: int = 0
+    url: str = ""
+
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        try:
+            await self._serve(reader, writer)
+        finally:
+            self.num_open -= 1
+            writer.transport.abort()
+            self.tasks.discard(task)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_open += 1
+        self.max_open = max(self.max_open, self.num_open)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            self.heads.append(head)
+            await self.play(len(self.heads) - 1, writer)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def serving(play: Play) -> AsyncIterator[tuple[Server, HttpClient]]:
+    server = Server(play)
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    client = HttpClient(server.url)
+    try:
+        yield server, client
+    finally:
+        await client.close()
+        listener.close()
+        for task in list(server.tasks):
+            task.cancel()
+        await asyncio.gather(*server.tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+
+
+def requests(count: int, *, every_s: float = 0.0) -> list[RenderedRequest]:
+    return [
+        RenderedRequest(TimedRequest(i, i * every_s, 20, 5, -1, 0, i), "/v1/chat/completions", b'{"a":1}', 20, 0, False)
+        for i in range(count)
+    ]
+
+
+def check(timings: list[RequestTiming]) -> None:
+    assert [violations(t) for t in timings] == [()] * len(timings)
+
+
+async def test_serial_has_one_in_flight_and_counts_tokens() -> None:
+    async with serving(answer) as (server, client):
+        result = await drive(requests(5), client, "serial")
+    assert server.max_open == 1
+    check(result.timings)
+    assert all(t.ok and t.t_intended_ns is None for t in result.timings)
+    first = result.timings[0]
+    assert [c.num_tokens for c in first.chunks] == [1, 2, 2]
+    assert (first.num_output_tokens, first.num_cached_tokens, first.queue_ms) == (5, 8, 0.5)
+    assert result.counted_by == {"server": 5}
+    assert (result.num_count_mismatches, result.num_length_mismatches, result.num_unsent) == (0, 0, 0)
+    head = server.heads[0].lower()
+    for header in (b"x-inferloop-timings: 1", b"x-request-id: bench-", b"traceparent: 00-"):
+        assert header in head
+
+
+async def test_burst_sends_all_at_once() -> None:
+    async with serving(lambda n, w: answer(n, w, wait_s=0.05)) as (server, client):
+        result = await drive(requests(12), client, "burst")
+    assert server.max_open == 12
+    assert len(result.timings) == 12
+    check(result.timings)
+
+
+async def test_open_keeps_the_plan_and_littles_law() -> None:
+    async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (_, client):
+        seen: list[int] = []
+        result = await drive(requests(40, every_s=0.01), client, "open", on_done=lambda i, t: seen.append(i))
+    check(result.timings)
+    assert sorted(seen) == list(range(40))
+    intended = sorted(t.t_intended_ns or 0 for t in result.timings)
+    assert [t - intended[0] for t in intended] == [i * NS_PER_S // 100 for i in range(40)]
+    assert result.in_flight is not None
+    law = little.check(result.timings, in_flight=result.in_flight, tolerance=0.2)
+    assert law is not None
+    assert law.ok
+
+
+async def test_every_fault_has_its_class() -> None:
+    async def play(number: int, writer: asyncio.StreamWriter) -> None:
+        kind = number
+        if kind in (0, 1, 2):
+            status = ("400 Bad Request", "429 Too Many Requests", "503 Busy")[kind]
+            writer.write(f"HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+        elif kind == 3:
+            writer.write(HEAD + event("half"))
+        elif kind == 4:
+            writer.write(HEAD + b'data: {"choices":[{"delta":{"role":"assistant"}}]}\n\ndata: [DONE]\n\n')
+        elif kind == 5:
+            writer.write(b"SSH-2.0-OpenSSH\r\n\r\n")
+        elif kind == 6:
+            writer.write(HEAD.replace(b"connection: close", b"content-length: 9999") + event("half"))
+        elif kind == 7:
+            writer.write(HEAD + event("slow"))
+            await asyncio.sleep(1.0)
+        elif kind == 8:
+            writer.write(HEAD + b"data: not json\n\ndata: [DONE]\n\n")
+        elif kind == 9:
+            writer.write(HEAD + event("a") + b'data: {"error": {"message": "lost"}}\n\n')
+
+    async with serving(play) as (_, client):
+        result = await drive(requests(10), client, "serial", DriveOptions(request_timeout_s=0.3))
+    check(result.timings)
+    assert [t.error for t in result.timings] == [
+        *("http_4xx", "http_429", "http_5xx", "truncated", "empty_stream"),
+        *("protocol", "truncated", "timeout", "protocol", "truncated"),
+    ]
+    assert "HTTP 503" in result.details["http_5xx"]
+    assert len(result.timings[7].chunks) == 1
+
+
+async def test_nobody_listening_is_a_connect_error() -> None:
+    async with serving(answer) as (server, _):
+        url = server.url
+    client = HttpClient(url)
+    result = await drive(requests(2), client, "burst")
+    await client.close()
+    assert [t.error for t in result.timings] == ["connect", "connect"]
+
+
+async def test_what_is_unfinished_at_the_cut_off_is_censored() -> None:
+    async def play(number: int, writer: asyncio.StreamWriter) -> None:
+        if number % 2:
+            writer.write(HEAD + event("first"))
+            await writer.drain()
+            await asyncio.sleep(2.0)
+        else:
+            await answer(number, writer)
+
+    async with serving(play) as (_, client):
+        result = await drive(requests(10), client, "burst", DriveOptions(cut_off_s=0.2))
+    check(result.timings)
+    assert len(result.timings) == 10
+    censored = [t for t in result.timings if t.error == "censored"]
+    assert len(censored) == 5
+    assert all(len(t.chunks) == 1 for t in censored)
+
+
+async def test_a_hopeless_window_ends_early() -> None:
+    async with serving(lambda n, w: answer(n, w, wait_s=0.01)) as (_, client):
+        plan = requests(1000, every_s=0.02)
+        result = await drive(plan, client, "open", stop_when=lambda timings: len(timings) >= 5)
+    assert 5 <= len(result.timings) <= 20
+    assert result.num_unsent == 1000 - len(result.timings)
+
+
+async def test_budget_ends_a_serial_window() -> None:
+    async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (_, client):
+        result = await drive(requests(1000), client, "serial", DriveOptions(budget_s=0.3))
+    assert 1 <= len(result.timings) < 50
+    assert result.num_unsent == 1000 - len(result.timings)
+
+
+async def test_a_cap_delays_sends_and_says_so() -> None:
+    async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (server, client):
+        result = await drive(requests(10, every_s=0.001), client, "open", DriveOptions(max_in_flight=1))
+    assert server.max_open == 1
+    assert result.num_capped > 0
+    assert len(result.timings) == 10
+    check(result.timings)
+
+
+async def test_cancelling_leaves_no_request_behind(tmp_path: Path) -> None:
+    async with serving(lambda n, w: answer(n, w, wait_s=5.0)) as (_, client):
+        seen: list[RequestTiming] = []
+        task = asyncio.create_task(drive(requests(8), client, "burst", on_done=lambda i, t: seen.append(t)))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [t.error for t in seen] == ["censored"] * 8
+        assert not [t for t in asyncio.all_tasks() if "_one" in repr(t)]
+    assert gc.isenabled()
