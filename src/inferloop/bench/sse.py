@@ -1,0 +1,63 @@
+"""Server-sent events from bytes, whatever way the network cut them (WHATWG HTML, section 9.2.6)."""
+
+from __future__ import annotations
+
+
+class EventParser:
+    """Feed bytes as they come; get the data of each event once its blank line is there.
+
+    Works on bytes, so a cut inside a UTF-8 character means nothing. Lines end with LF, CRLF or CR; one space after the
+    colon is not part of the value; comments and other fields than `data` are ignored; data lines join with LF.
+    """
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._data: list[bytes] = []
+        self._after_cr = False
+        self._first_line = True
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Data of the events that this piece completes."""
+        events: list[bytes] = []
+        start = 0
+        if self._after_cr and piece:
+            self._after_cr = False
+            start = piece[:1] == b"\n"  # the second half of a CRLF that was cut in two
+        while start < len(piece):
+            end, next_start = self._line_end(piece, start)
+            if end < 0:
+                self._line += piece[start:]
+                break
+            self._line += piece[start:end]
+            start = next_start
+            self._take_line(events)
+        return events
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether bytes of an event without its blank line are held; at the end of a stream they are discarded."""
+        return bool(self._line or self._data)
+
+    def _line_end(self, piece: bytes, start: int) -> tuple[int, int]:
+        lf, cr = piece.find(b"\n", start), piece.find(b"\r", start)
+        if cr < 0 or 0 <= lf < cr:
+            return lf, lf + 1
+        if cr + 1 == len(piece):
+            self._after_cr = True
+            return cr, cr + 1
+        return cr, cr + 1 + (piece[cr + 1 : cr + 2] == b"\n")
+
+    def _take_line(self, events: list[bytes]) -> None:
+        line = bytes(self._line)
+        self._line.clear()
+        if self._first_line:
+            self._first_line = False
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line:
+            if self._data:
+                events.append(b"\n".join(self._data))
+                self._data.clear()
+            return
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            self._data.append(value[1:] if value[:1] == b" " else value)

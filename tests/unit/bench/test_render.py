@@ -1,0 +1,165 @@
+"""Prompts have exactly the sampled token counts and share exactly their prefixes, in the model's own tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferloop.bench.render import RenderedRequest, RenderOptions, render
+from inferloop.core.errors import RequestError, UsageError
+from inferloop.core.request import TimedRequest
+from inferloop.engine.text.codec import Codec
+from inferloop.models.resolve import ModelFiles
+
+CHAT = RenderOptions(model="m")
+TEXT = RenderOptions(model="m", as_chat=False)
+IDS = RenderOptions(model="m", as_token_ids=True)
+
+
+@pytest.fixture(scope="module")
+def codec(embedded_model: ModelFiles) -> Codec:
+    return Codec(embedded_model)
+
+
+def timed(index: int, num_tokens: int, *, group: int = -1, prefix: int = 0) -> TimedRequest:
+    return TimedRequest(index, 0.0, num_tokens, 7, group, prefix, content_seed=1000 + index)
+
+
+def ids_of(codec: Codec, request: RenderedRequest) -> tuple[int, ...]:
+    """As the server will see it."""
+    body = json.loads(request.body)
+    if "messages" in body:
+        return codec.encode_chat(body["messages"])
+    return tuple(body["prompt"]) if isinstance(body["prompt"], list) else codec.encode_text(body["prompt"])
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(40, 900), st.integers(-1, 2), st.floats(0, 1)), min_size=1, max_size=6),
+    st.sampled_from([CHAT, TEXT, IDS]),
+)
+def test_counts_are_exact_and_prefixes_shared(
+    codec: Codec, drawn: list[tuple[int, int, float]], options: RenderOptions
+) -> None:
+    requests = [
+        timed(i, n, group=g, prefix=int(share * (n - 1)) if g >= 0 else 0) for i, (n, g, share) in enumerate(drawn)
+    ]
+    rendered = render(requests, codec, options)
+    seen = [ids_of(codec, r) for r in rendered]
+    for request, result, ids in zip(requests, rendered, seen, strict=True):
+        assert len(ids) == request.input_tokens == result.num_input_tokens
+        assert not result.clipped
+    for i, a in enumerate(requests):
+        for j, b in enumerate(requests[:i]):
+            shared = common(seen[i], seen[j])
+            if a.prefix_group == b.prefix_group >= 0:
+                assert shared >= min(rendered[i].num_shared_tokens, rendered[j].num_shared_tokens)
+                tail = 8  # the template's end counts towards the length, so it cannot lie in the shared part
+                for r, x in ((a, rendered[i]), (b, rendered[j])):
+                    if x.num_shared_tokens:
+                        assert r.prefix_tokens - tail <= x.num_shared_tokens <= r.prefix_tokens
+            else:
+                assert shared <= 14  # what the template puts first, and a chance word
+
+
+def test_requests_of_a_group_part_where_they_say(codec: Codec) -> None:
+    for options in (CHAT, TEXT, IDS):
+        a, b, other = render(
+            [
+                timed(0, 300, group=5, prefix=200),
+                timed(1, 280, group=5, prefix=200),
+                timed(2, 300, group=6, prefix=200),
+            ],
+            codec,
+            options,
+        )
+        assert common(ids_of(codec, a), ids_of(codec, b)) == a.num_shared_tokens == 200
+        assert common(ids_of(codec, a), ids_of(codec, other)) < 14
+
+
+def test_content_is_unique_per_seed_and_reproducible(codec: Codec) -> None:
+    requests = [timed(i, 64) for i in range(50)]
+    first, again = render(requests, codec, CHAT), render(requests, codec, CHAT)
+    assert [r.body for r in first] == [r.body for r in again]
+    assert len({r.body for r in first}) == 50
+    longest = max(common(ids_of(codec, a), ids_of(codec, b)) for a in first for b in first if a is not b)
+    assert longest <= 14
+
+
+def test_a_chat_shorter_than_its_template_is_clipped_and_said(codec: Codec) -> None:
+    (tiny,) = render([timed(0, 3)], codec, CHAT)
+    assert tiny.clipped
+    assert len(ids_of(codec, tiny)) == tiny.num_input_tokens > 3
+    for options in (TEXT, IDS):
+        for n in (1, 2, 3):
+            (exact,) = render([timed(0, n)], codec, options)
+            assert not exact.clipped
+            assert len(ids_of(codec, exact)) == n
+
+
+def test_body_is_what_was_asked_for(codec: Codec) -> None:
+    (r,) = render([timed(0, 50)], codec, replace(CHAT, extra={"seed": 3}, ignore_eos=False))
+    body = json.loads(r.body)
+    assert r.path == "/v1/chat/completions"
+    assert {k: v for k, v in body.items() if k != "messages"} == {
+        "model": "m",
+        "max_tokens": 7,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "seed": 3,
+    }
+    assert render([timed(0, 50)], codec, TEXT)[0].path == "/v1/completions"
+
+
+class Letters:
+    """One token per byte, BOS first, and a template that refuses system messages."""
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        return (256, *text.encode())
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        if messages[0]["role"] == "system":
+            raise RequestError("no system role", param="messages")
+        return (256, 257, *messages[0]["content"].encode(), 258)
+
+
+class Words(Letters):
+    """One token per word, with BOS."""
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        return (0, *(hash(w) for w in text.replace("\n", " \n ").split(" ") if w))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        if messages[0]["role"] == "system":
+            raise RequestError("no system role", param="messages")
+        return (0, 1, *self.encode_text(messages[0]["content"])[1:], 2)
+
+
+def test_a_tokenizer_that_splits_words_needs_token_ids() -> None:
+    with pytest.raises(UsageError, match="send token ids"):
+        render([timed(0, 20)], Letters(), TEXT)
+    a, b = render([timed(0, 20, group=1, prefix=11), timed(1, 30, group=1, prefix=11)], Letters(), IDS)
+    ids_a, ids_b = json.loads(a.body)["prompt"], json.loads(b.body)["prompt"]
+    assert (len(ids_a), len(ids_b)) == (20, 30)
+    assert ids_a[0] == 256
+    assert 256 not in ids_a[1:]
+    assert ids_a[:11] == ids_b[:11]
+
+
+def test_a_template_without_system_role(codec: Codec) -> None:
+    a, b = render([timed(0, 20, group=1, prefix=11), timed(1, 30, group=1, prefix=11)], Words(), CHAT)
+    assert [m["role"] for m in json.loads(a.body)["messages"]] == ["user"]
+    tokens = [Words().encode_chat(json.loads(r.body)["messages"]) for r in (a, b)]
+    assert [len(t) for t in tokens] == [20, 30]
+    assert common(*tokens) == 11

@@ -1,0 +1,153 @@
+"""What a stream says does not depend on how the network cut it, and tokens are counted, never frames."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferloop.bench.sse import EventParser
+from inferloop.bench.stream import StreamReader, StreamResult
+from inferloop.measure.timing import Chunk
+
+
+def frame(delta: dict[str, Any] | None, *, finish: str | None = None, **more: Any) -> bytes:
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    return b"data: " + json.dumps({"choices": choices, **more}, ensure_ascii=False).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+ANSWER = b"".join(
+    (
+        b": ping\n\n",
+        frame({"role": "assistant", "content": ""}),
+        frame({"content": "Grüße  aus"}),
+        b"event: message\nid: 7\n",
+        frame({"content": " München \u2014 \U0001f600"}).replace(b"data: ", b"data:"),
+        frame({"content": " end"}).replace(b"\n\n", b"\r\n\r\n"),
+        frame({}, finish="stop"),
+        frame(None, usage={"prompt_tokens": 9, "completion_tokens": 12, "prompt_tokens_details": {"cached_tokens": 4}}),
+        DONE,
+    )
+)
+
+
+def read(pieces: list[tuple[int, bytes]], *, cut: bool = False) -> StreamResult:
+    reader = StreamReader(keep_text=True)
+    for t, piece in pieces:
+        reader.feed(t, piece)
+    return reader.finish(cut=cut)
+
+
+WHOLE = read([(5, ANSWER)])
+
+
+def test_the_whole_answer() -> None:
+    assert WHOLE.text == "Grüße  aus München \u2014 \U0001f600 end"
+    assert WHOLE.error is None
+    assert [c.num_tokens for c in WHOLE.chunks] == [4, 4, 4]
+    assert (WHOLE.num_input_tokens, WHOLE.num_output_tokens, WHOLE.num_cached_tokens) == (9, 12, 4)
+    assert (WHOLE.finish_reason, WHOLE.counted_by, WHOLE.count_mismatch) == ("stop", "frames", False)
+
+
+def test_every_split_position_reads_the_same() -> None:
+    for cut in range(len(ANSWER) + 1):
+        assert read([(5, ANSWER[:cut]), (5, ANSWER[cut:])]) == WHOLE, cut
+    assert read([(5, ANSWER[i : i + 1]) for i in range(len(ANSWER))]) == WHOLE
+    windows = ANSWER.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+    for cut in range(len(windows) + 1):
+        assert read([(5, windows[:cut]), (5, windows[cut:])]) == WHOLE, cut
+
+
+@given(st.lists(st.integers(1, 40), max_size=60))
+def test_any_cutting_reads_the_same(sizes: list[int]) -> None:
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append((5, ANSWER[start : start + size]))
+        start += size
+    assert read([*pieces, (5, ANSWER[start:])]) == WHOLE
+
+
+@given(
+    st.lists(st.text(alphabet="ab :\u00fc\U0001f600", max_size=6), max_size=4), st.sampled_from(["\n", "\r\n", "\r"])
+)
+def test_data_lines_come_back_in_any_line_ending(lines: list[str], ending: str) -> None:
+    data = "".join(f"data: {line}{ending}" for line in lines) + ending + f"data: end{ending}{ending}"
+    parser = EventParser()
+    events = [event for byte in data.encode() for event in parser.feed(bytes([byte]))]
+    expected = (["\n".join(lines)] if lines else []) + ["end"]
+    assert [e.decode() for e in events] == expected
+    assert not parser.unfinished
+
+
+def test_the_servers_own_count_wins() -> None:
+    result = read(
+        [
+            (1, frame({"role": "assistant"}, inferloop={"num_tokens": 0})),
+            (2, frame({"content": "a"}, inferloop={"num_tokens": 1})),
+            (3, frame({"content": ""}, inferloop={"num_tokens": 1})),  # text held back, tokens are there
+            (4, frame({"content": "bcd"}, inferloop={"num_tokens": 4})),
+            (5, frame({}, finish="length", inferloop={"num_tokens": 0})),
+            (6, frame(None, usage={"completion_tokens": 6}, inferloop={"num_tokens": 6, "queue_ms": 1.25}) + DONE),
+        ]
+    )
+    assert result.chunks == (Chunk(2, 1), Chunk(3, 1), Chunk(4, 4))
+    assert (result.counted_by, result.queue_ms, result.count_mismatch) == ("server", 1.25, False)
+
+
+def test_usage_in_every_frame_is_counted_by_its_growth() -> None:
+    frames = [(t, frame({"content": "x"}, usage={"completion_tokens": n})) for t, n in ((1, 1), (2, 5), (3, 8))]
+    result = read([*frames, (4, DONE)])
+    assert result.chunks == (Chunk(1, 1), Chunk(2, 4), Chunk(3, 3))
+    assert result.counted_by == "usage"
+
+
+def test_a_count_that_contradicts_the_total_is_told() -> None:
+    frames = frame({"content": "x"}, inferloop={"num_tokens": 3}) + frame(None, usage={"completion_tokens": 9}) + DONE
+    assert read([(1, frames)]).count_mismatch
+
+
+def test_more_frames_than_tokens_keeps_the_total() -> None:
+    frames = frame({"content": "x"}) * 5 + frame(None, usage={"completion_tokens": 3}) + DONE
+    result = read([(1, frames)])
+    assert sum(c.num_tokens for c in result.chunks) == 3
+
+
+def test_a_role_only_stream_is_empty() -> None:
+    assert read([(1, frame({"role": "assistant", "content": ""}) + DONE)]).error == "empty_stream"
+    assert read([(1, b"")]).error == "empty_stream"
+    assert read([(1, frame({"role": "assistant"}))], cut=True).error == "truncated"
+
+
+def test_a_stream_that_stops_short_is_truncated() -> None:
+    assert read([(1, frame({"content": "half"}))]).error == "truncated"
+    assert read([(1, frame({"content": "half"}) + b'data: {"choices": [{"del')], cut=True).error == "truncated"
+    failed = frame({"content": "half"}) + b'data: {"error": {"message": "replica lost"}}\n\n'
+    assert read([(1, failed)]).error == "truncated"
+    assert read([(1, frame({"content": "x"}, finish="stop"))]).error is None  # [DONE] is courtesy
+
+
+def test_what_is_not_json_is_a_protocol_error() -> None:
+    assert read([(1, b"data: <html>\n\n" + DONE)]).error == "protocol"
+    for body in (b"5", b'{"choices": [5]}', b'{"choices": 5}', b'{"choices": [{"text": 5}], "usage": 3}'):
+        assert read([(1, b"data: " + body + b"\n\n" + DONE)], cut=False).error in ("protocol", "empty_stream")
+
+
+def test_thinking_is_output_but_not_the_answer() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        result = read([(100, frame({name: "hm"})), (200, frame({name: "so"})), (5000, frame({"content": "4"}) + DONE)])
+        assert result.chunks[0].t_ns == 100
+        assert result.t_first_answer_ns == 5000
+        assert result.num_output_tokens == 3
+        only = read([(100, frame({name: "hm"}, finish="length") + DONE)])
+        assert (only.t_first_answer_ns, only.error) == (None, None)
+    tool = read([(100, frame({"tool_calls": [{"index": 0}]}, finish="tool_calls") + DONE)])
+    assert (tool.chunks[0].t_ns, tool.t_first_answer_ns, tool.error) == (100, None, None)
+
+
+def test_completions_frames() -> None:
+    body = b'data: {"choices":[{"text":" a"}]}\n\ndata: {"choices":[{"text":"","finish_reason":"length"}]}\n\n' + DONE
+    result = read([(1, body)])
+    assert (result.text, len(result.chunks), result.finish_reason) == (" a", 1, "length")
