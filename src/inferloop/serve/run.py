@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -41,6 +42,21 @@ def _port_error(host: str, port: int, error: OSError) -> PortInUseError:
     if error.errno == errno.EADDRINUSE:
         return PortInUseError(f"port {port} on {host} is in use", fix="Stop that server, or choose another --port.")
     return PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}", fix="Choose another --host or --port.")
+
+
+def _config(app: Starlette) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        loop="none",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -94,19 +110,7 @@ def serve(app: Starlette, sock: socket.socket, *, port_file: Path | None = None,
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
 
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        loop="none",
-        lifespan="on",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=2,
-    )
-    server = _Server(config, app.state.replica, started)
+    server = _Server(_config(app), app.state.replica, started)
     try:
         sock.listen(2048)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -117,3 +121,27 @@ def serve(app: Starlette, sock: socket.socket, *, port_file: Path | None = None,
         raise _port_error(host, port, error) from None
     finally:
         sock.close()
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves the process's signal handlers alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Starlette) -> AsyncIterator[str]:
+    """Serve `app` on a free local port of the running event loop, for tests and tools; gives the base URL."""
+    with bind("127.0.0.1", 0) as sock:
+        server = _QuietServer(_config(app))
+        task = asyncio.create_task(server.serve(sockets=[sock]))
+        while not server.started and not task.done():  # noqa: ASYNC110  uvicorn offers no event
+            await asyncio.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            app.state.replica.abort_all("drain")
+            server.should_exit = True
+            await task

@@ -1,0 +1,226 @@
+"""Our own engine as a Generator: texts to ids on the way in, ids to text on the way out, one thread hop per step."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from inferloop.backends.assemble import Assembler, IncrementalDecoder
+from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, GeneratorStats, Prompt, StageTimes
+from inferloop.core.clock import Clock, RealClock
+from inferloop.core.errors import EngineError, RequestError
+from inferloop.core.request import TokenRequest
+from inferloop.engine.compute.runner import Runner
+from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
+from inferloop.models.identity import ServingIdentity
+
+_THREAD_ABOVE_CHARS = 4096
+"""Shorter texts are tokenized in well under a millisecond, less than a hop to a thread costs under load."""
+
+
+class NativeCodec(Protocol):
+    """What engine.text.codec.Codec does."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]: ...
+
+    def encode_text(self, text: str) -> tuple[int, ...]: ...
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str: ...
+
+    def detokenizer(self) -> IncrementalDecoder: ...
+
+
+class NativeGenerator:
+    """Implements Generator and TextCodec. `start` before the first request; `stop` ends every request."""
+
+    def __init__(
+        self,
+        codec: NativeCodec,
+        runner: Runner,
+        config: EngineConfig,
+        identity: ServingIdentity,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._codec, self._clock = codec, clock or RealClock()
+        self._engine = Engine(runner, config, self._clock, self._on_updates)
+        self._numbers = itertools.count()
+        self._inboxes: dict[str, _Inbox] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._info = GeneratorInfo(
+            model_id=identity.model_id,
+            context_length=self._engine.max_total_tokens,
+            identity=identity,
+            vocab_size=runner.info.vocab_size,
+        )
+
+    def start(self) -> None:
+        self._engine.start()
+
+    def stop(self, drain_timeout_s: float = 0.0) -> None:
+        """Blocks until the engine's thread has ended. Idempotent."""
+        self._engine.stop(drain_timeout_s)
+
+    def describe(self) -> tuple[GeneratorInfo, GeneratorStats]:
+        s = self._engine.stats()
+        return self._info, GeneratorStats(
+            num_running=s.num_running,
+            num_waiting=s.num_waiting,
+            step_counter=s.step_counter,
+            kv_blocks_total=s.kv_blocks_total,
+            kv_blocks_used=s.kv_blocks_used,
+            num_preemptions=s.num_preemptions,
+            prompt_tokens=s.prompt_tokens,
+            generation_tokens=s.generation_tokens,
+            prefix_cache_queries=s.prefix_cache_queries,
+            prefix_cache_hits=s.prefix_cache_hits,
+            alive=s.alive,
+        )
+
+    def render(self, prompt: Prompt) -> tuple[int, ...]:
+        if prompt.messages is not None:
+            return self._codec.encode_chat(prompt.messages)
+        return self._codec.encode_text(prompt.text) if prompt.text is not None else prompt.token_ids or ()
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        return self._codec.decode(token_ids, skip_special=False)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        self._loop = asyncio.get_running_loop()
+        prompt_ids = await self._encode(request.prompt)
+        # A caller's request id may repeat; the engine's must not.
+        engine_id = f"{request.request_id}/{next(self._numbers)}"
+        answer = _Answer(self._codec, request, prompt_ids, self._clock)
+        inbox = self._inboxes[engine_id] = _Inbox()
+        try:
+            self._submit(request, engine_id, prompt_ids)
+            while True:
+                delta = answer.delta(await inbox.get())
+                if delta.finish_reason is not None and not inbox.ended:  # a stop string, which the engine cannot see
+                    self._engine.abort(engine_id)
+                    inbox.ended = True
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            del self._inboxes[engine_id]
+            if not inbox.ended:
+                self._engine.abort(engine_id)
+
+    async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if prompt.messages is None:
+            num_chars = len(prompt.text or "")
+        else:
+            num_chars = sum(len(message["content"]) for message in prompt.messages)
+        if num_chars > _THREAD_ABOVE_CHARS:
+            return await asyncio.to_thread(self.render, prompt)
+        return self.render(prompt)
+
+    def _submit(self, request: GenerateRequest, engine_id: str, prompt_ids: tuple[int, ...]) -> None:
+        token_request = TokenRequest(
+            request_id=engine_id,
+            prompt_token_ids=prompt_ids,
+            sampling=request.sampling,
+            trace=request.trace,
+            t_engine_in_ns=request.t_engine_in_ns,
+            priority=request.priority,
+        )
+        try:
+            self._engine.submit(token_request)
+        except RequestError as error:
+            if error.param == "prompt" and request.prompt.messages is not None:
+                error.param = "messages"  # the field that this caller sent
+            raise
+
+    def _on_updates(self, updates: Sequence[TokenUpdate]) -> None:
+        """On the engine's thread, once per step."""
+        loop = self._loop
+        assert loop is not None, "tokens without a request"
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._deliver, updates)
+
+    def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
+        for update in updates:
+            inbox = self._inboxes.get(update.request_id)
+            if inbox is not None:
+                inbox.put(update)
+
+
+class _Inbox:
+    """Updates of one request that its consumer has not taken yet. `ended`: the engine has let go of the request."""
+
+    def __init__(self) -> None:
+        self._updates: deque[TokenUpdate] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self.ended = False
+
+    def put(self, update: TokenUpdate) -> None:
+        self._updates.append(update)
+        self.ended = self.ended or update.finish_reason is not None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> TokenUpdate:
+        while not self._updates:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._updates.popleft()
+
+
+class _Answer:
+    """One request's text and stamps."""
+
+    def __init__(self, codec: NativeCodec, request: GenerateRequest, prompt_ids: tuple[int, ...], clock: Clock) -> None:
+        self._request, self._prompt_ids, self._clock = request, prompt_ids, clock
+        self._assembler = Assembler(codec.detokenizer(), request.sampling)
+        self._t_tokenized_ns = clock.now_ns()
+        self._t_first_ns: int | None = None
+        self._t_last_ns: int | None = None
+        self._detokenize_ns = 0
+        self._told_prompt = False
+
+    def delta(self, update: TokenUpdate) -> Delta:
+        """Raises EngineError when the engine gave the request up."""
+        finish = update.finish_reason
+        if finish in ("abort", "error"):
+            raise EngineError("the engine stopped before this request was complete")
+        if update.token_ids:
+            self._t_first_ns = self._t_first_ns or update.t_ns
+            self._t_last_ns = update.t_ns
+        start_ns = self._clock.now_ns()
+        ended_by_id = finish == "stop" and update.stop_reason is not None
+        piece = self._assembler.push(update.token_ids, update.logprobs, hide_last=ended_by_id)
+        text, stop = piece.text, piece.stop
+        if stop is None and finish is not None:
+            rest, stop = self._assembler.flush()
+            text += rest
+        self._detokenize_ns += self._clock.now_ns() - start_ns
+        if stop is not None:
+            finish = "stop"
+        is_first, self._told_prompt = not self._told_prompt, True
+        return Delta(
+            text=text,
+            token_ids=piece.token_ids,
+            t_ns=update.t_ns,
+            logprobs=piece.logprobs,
+            prompt_token_ids=self._prompt_ids if is_first else None,
+            num_cached_tokens=update.num_cached_tokens,
+            finish_reason=finish,
+            stop_reason=stop if stop is not None else update.stop_reason,
+            times=self._times(update) if is_first or finish is not None else None,
+        )
+
+    def _times(self, update: TokenUpdate) -> StageTimes:
+        return StageTimes(
+            t_engine_in_ns=self._request.t_engine_in_ns,
+            t_tokenized_ns=self._t_tokenized_ns,
+            t_scheduled_ns=update.t_scheduled_ns,
+            t_first_token_ns=self._t_first_ns,
+            t_last_token_ns=self._t_last_ns,
+            detokenize_ns=self._detokenize_ns,
+            preempted_ns=update.preempted_ns,
+            num_preemptions=update.num_preemptions,
+        )
