@@ -13,6 +13,16 @@ from inferloop.catalog.models import KnownModel
 from inferloop.core.errors import EnvironmentLacksError
 
 _POLL_S = 0.1
+_DIE_WITH_PARENT = """
+import ctypes, os, sys
+try:
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: kept over exec; our thread waits, so it lives as long
+except (AttributeError, OSError):
+    pass  # not Linux: pip finishes on its own and the next fetch removes what it left
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ def download_wheel(
         with log.open("wb") as out:
             # Its own session, so that Ctrl-C reaches us first and we end pip in order.
             process = subprocess.Popen(
-                argv,
+                [sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
