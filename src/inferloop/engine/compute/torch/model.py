@@ -1,0 +1,89 @@
+"""A Llama-family decoder over the rows of a step: RMSNorm, rotary grouped-query attention, SwiGLU.
+
+Everything but attention treats rows one by one. In deterministic mode those parts run in tiles of exactly TILE_ROWS
+rows (zero rows fill the last), so that the kernels see one shape whatever the batch is, and a row's result does not
+depend on how many neighbours it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from inferloop.core.shape import ModelShape
+from inferloop.engine.compute.torch.rope import apply_rope
+from inferloop.engine.compute.torch.weights import LayerWeights, ModelWeights
+
+TILE_ROWS = 16
+
+
+class Attend(Protocol):
+    """Stores the rows' keys and values of a layer and returns their attention, (rows, heads * head_dim)."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+class Decoder:
+    """Pure function of its weights; keeps no state between calls."""
+
+    def __init__(self, weights: ModelWeights, shape: ModelShape, norm_eps: float, *, tiled: bool) -> None:
+        self._weights, self._shape, self._eps, self._tiled = weights, shape, norm_eps, tiled
+        self._num_q, self._num_kv = shape.num_heads, shape.kv_heads[0]
+
+    def hidden(self, token_ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Last hidden states before the final norm, (rows, hidden). cos and sin: (rows, 1, rotated dimensions)."""
+        num_rows = len(token_ids)
+        if self._tiled:
+            padding = -num_rows % TILE_ROWS
+            token_ids = F.pad(token_ids, (0, padding))
+            cos, sin = F.pad(cos, (0, 0, 0, 0, 0, padding)), F.pad(sin, (0, 0, 0, 0, 0, padding))
+        x = F.embedding(token_ids, self._weights.embedding)
+        for i, layer in enumerate(self._weights.layers):
+            qkv = self._rowwise(lambda x, cos, sin, layer=layer: self._qkv(layer, x, cos, sin), x, cos, sin)
+            q, k, v = torch.split(qkv, [self._num_q, self._num_kv, self._num_kv], 1)
+            attended = attend(i, q[:num_rows], k[:num_rows], v[:num_rows])
+            if self._tiled:
+                attended = F.pad(attended, (0, 0, 0, len(x) - num_rows))
+            x = self._rowwise(lambda x, a, layer=layer: self._finish(layer, x, a), x, attended)
+        return x[:num_rows]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(rows, vocab) in the weights' dtype."""
+        num_rows = len(hidden)
+        if self._tiled:
+            hidden = F.pad(hidden, (0, 0, 0, -num_rows % TILE_ROWS))
+        return self._rowwise(self._head, hidden)[:num_rows]
+
+    def _rowwise(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        if not self._tiled or len(rows[0]) == TILE_ROWS:
+            return function(*rows)
+        return torch.cat([function(*tile) for tile in zip(*(torch.split(r, TILE_ROWS) for r in rows), strict=True)])
+
+    def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(rows, q heads + 2 * kv heads, head_dim): queries and keys rotated, values as they are."""
+        normed = F.rms_norm(x, (x.shape[-1],), layer.input_norm, self._eps)
+        qkv: Tensor = torch.unflatten(F.linear(normed, layer.qkv, layer.qkv_bias), -1, (-1, self._shape.head_dim))
+        num_rotated = self._num_q + self._num_kv
+        rotated = qkv[:, :num_rotated]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = torch.split(rotated, [self._num_q, self._num_kv], 1)
+            dim = (self._shape.head_dim,)
+            rotated = torch.cat(
+                [F.rms_norm(q, dim, layer.q_norm, self._eps), F.rms_norm(k, dim, layer.k_norm, self._eps)], 1
+            )
+        qkv[:, :num_rotated] = apply_rope(rotated, cos, sin)
+        return qkv
+
+    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+        """Output projection, residual, feed-forward, residual."""
+        x = x + F.linear(attended, layer.out, layer.out_bias)
+        normed = F.rms_norm(x, (x.shape[-1],), layer.post_norm, self._eps)
+        gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        return F.linear(F.rms_norm(hidden, (hidden.shape[-1],), self._weights.norm, self._eps), self._weights.head)

@@ -1,0 +1,162 @@
+"""The torch runner: weights, KV blocks and sampling behind the Runner protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.engine.compute.runner import RunnerInfo
+from inferloop.engine.compute.torch.attention import PagedCache, StepAttention, TiledAttention
+from inferloop.engine.compute.torch.config import TorchConfig
+from inferloop.engine.compute.torch.model import Decoder
+from inferloop.engine.compute.torch.rope import rope_tables
+from inferloop.engine.compute.torch.sampler import SampleRows, logprobs_of, sample, sample_rows
+from inferloop.engine.compute.torch.weights import ModelWeights, Progress, load_weights
+from inferloop.engine.schedule.step import Int64, StepPlan, StepResult, TokenLogprob
+from inferloop.models.headers import ModelHeader
+from inferloop.models.resolve import ModelFiles
+
+REVISION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    plan: StepPlan
+    rows: SampleRows
+    token_ids: Tensor | None
+    logits: Tensor | None
+
+
+class TorchRunner:
+    """Runs on any torch device. On an accelerator `submit` only enqueues; `wait` fetches the sampled tokens."""
+
+    def __init__(self, header: ModelHeader, weights: ModelWeights, config: TorchConfig) -> None:
+        """`weights` are in the dtype and on the device of `config`. Use `load` for model files."""
+        shape, dtype = header.shape, config.torch_dtype
+        self._device = torch.device(config.device)
+        context_length = min(shape.context_length, header.sliding_window or shape.context_length)
+        block_bytes = shape.kv_bytes_per_token(config.dtype) * config.block_size
+        num_blocks = config.num_blocks or int(config.kv_memory_bytes // block_bytes)
+        if num_blocks < 1:
+            raise UsageError(f"the KV memory of {config.kv_memory_bytes} bytes holds no block of {block_bytes:g} bytes")
+        self._cache = PagedCache(
+            shape, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype, device=self._device
+        )
+        num_positions = min(context_length, num_blocks * config.block_size)
+        cos, sin = rope_tables(header.rope, num_positions, context_length, weights.rope_factors)
+        self._cos = cos.to(self._device, dtype)[:, None]
+        self._sin = sin.to(self._device, dtype)[:, None]
+        self._decoder = Decoder(weights, shape, header.norm_eps, tiled=config.deterministic)
+        self._attention = TiledAttention if config.deterministic else StepAttention
+        self._submitted: _Submitted | None = None
+        self._info = RunnerInfo(
+            name="torch",
+            revision=f"{REVISION}+torch{torch.__version__}",
+            device=config.device,
+            dtype=config.dtype,
+            deterministic=config.deterministic,
+            vocab_size=shape.vocab_size,
+            context_length=context_length,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            weight_bytes=weights.num_bytes,
+            kv_bytes=self._cache.num_bytes,
+        )
+
+    @classmethod
+    def load(cls, files: ModelFiles, config: TorchConfig, *, progress: Progress | None = None) -> TorchRunner:
+        """Read the weights and allocate the KV memory.
+
+        Raises UsageError for a precision or device that cannot be, ModelFileError for files that cannot be read.
+        """
+        dtype = config.torch_dtype
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        try:
+            device = torch.device(config.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as problem:
+            raise EnvironmentLacksError(f"torch cannot use the device {config.device!r}: {problem}") from problem
+        with torch.inference_mode():
+            weights = load_weights(files.header, dtype=dtype, device=device, progress=progress)
+            return cls(files.header, weights, config)
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> None:
+        """Compute and sample one step. At most one is in flight."""
+        assert self._submitted is None, "wait for the step in flight first"
+        rows = sample_rows(plan)
+        hidden = self._forward(plan)
+        if not len(rows.flat):
+            self._submitted = _Submitted(plan, rows, None, None)
+            return
+        picked = hidden if len(rows.flat) == len(hidden) else hidden[torch.from_numpy(rows.flat).to(self._device)]
+        token_ids, logits = sample(self._decoder.logits(picked), plan, rows)
+        self._submitted = _Submitted(plan, rows, token_ids, logits)
+
+    @torch.inference_mode()
+    def wait(self) -> StepResult:
+        """The oldest submitted step: per sequence, its tokens up to and including the first that is no right draft."""
+        done, self._submitted = self._submitted, None
+        assert done is not None, "nothing was submitted"
+        plan, rows = done.plan, done.rows
+        sampled = np.empty(0, np.int64) if done.token_ids is None else done.token_ids.cpu().numpy()
+        accepted = _accepted(plan, rows, sampled)
+        counts = np.bincount(rows.owners[accepted], minlength=plan.num_sequences)
+        return StepResult(
+            step_id=plan.step_id,
+            offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            token_ids=sampled[accepted].astype(np.int32),
+            logprobs=_logprobs(done, accepted),
+        )
+
+    def logits(self, plan: StepPlan) -> Tensor:
+        """Logits (rows, vocab) of every token of a plan, unprocessed; writes the KV memory as `submit` does. For
+        checking this runner and others against each other."""
+        with torch.inference_mode():
+            return self._decoder.logits(self._forward(plan))
+
+    def _forward(self, plan: StepPlan) -> Tensor:
+        owner = np.repeat(np.arange(plan.num_sequences), np.diff(plan.offsets))
+        positions = np.arange(plan.num_tokens) - plan.offsets[owner] + plan.first_positions[owner]
+        attend = self._attention(self._cache, plan, positions, self._device)
+        token_ids = torch.from_numpy(plan.token_ids.astype(np.int64)).to(self._device)
+        where = torch.from_numpy(positions.astype(np.int64)).to(self._device)
+        return self._decoder.hidden(token_ids, self._cos[where], self._sin[where], attend)
+
+
+def _accepted(plan: StepPlan, rows: SampleRows, sampled: Int64) -> list[int]:
+    """Indices of sampled rows that count: a row does when all drafts before it are what was sampled there.
+
+    A draft is accepted when the token drawn at its place is the draft itself: the law of plain sampling, and with
+    noise keyed by position the very same tokens.
+    """
+    accepted: list[int] = []
+    going = False
+    for i, (flat, num_before) in enumerate(zip(rows.flat.tolist(), rows.num_accepted.tolist(), strict=True)):
+        going = num_before == 0 or (going and int(plan.token_ids[flat]) == int(sampled[i - 1]))
+        if going:
+            accepted.append(i)
+    return accepted
+
+
+def _logprobs(done: _Submitted, accepted: list[int]) -> tuple[tuple[TokenLogprob, ...], ...] | None:
+    """Per sequence, matching its accepted tokens; empty for those that did not ask. None when nobody did."""
+    columns = done.plan.sampling
+    if done.logits is None or done.token_ids is None or not (columns.num_logprobs >= 0).any():
+        return None
+    found = logprobs_of(done.logits, done.token_ids, columns.num_logprobs[done.rows.owners].tolist())
+    per_sequence: list[list[TokenLogprob]] = [[] for _ in range(done.plan.num_sequences)]
+    for i in accepted:
+        value = found[i]
+        if value is not None:
+            per_sequence[int(done.rows.owners[i])].append(value)
+    return tuple(tuple(values) for values in per_sequence)

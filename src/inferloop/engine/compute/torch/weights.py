@@ -1,0 +1,177 @@
+"""Model files -> tensors ready to multiply with: dequantized, q/k in half-split order, QKV and gate/up merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inferloop.core.errors import ModelFileError
+from inferloop.models.headers import ModelHeader, TensorInfo
+
+Progress = Callable[[int, int], None]
+"""(weight tensors read, of how many)."""
+
+_PLAIN: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "fp64": np.dtype("<f8")}
+_QUANTIZED = {
+    "q4_0": GGMLQuantizationType.Q4_0,
+    "q4_1": GGMLQuantizationType.Q4_1,
+    "q5_0": GGMLQuantizationType.Q5_0,
+    "q5_1": GGMLQuantizationType.Q5_1,
+    "q8_0": GGMLQuantizationType.Q8_0,
+    "q4_k": GGMLQuantizationType.Q4_K,
+    "q5_k": GGMLQuantizationType.Q5_K,
+    "q6_k": GGMLQuantizationType.Q6_K,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer; matrices are (out, in). `qkv` stacks q, k, v; `gate_up` stacks gate, up."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """`head` is `embedding` itself when they are tied. `rope_factors`: fp32 divisors of the inverse frequencies."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor
+    rope_factors: Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = {id(t): t for t in (self.embedding, self.norm, self.head)}
+        for layer in self.layers:
+            for name in LayerWeights.__slots__:
+                tensor = getattr(layer, name)
+                if tensor is not None:
+                    tensors[id(tensor)] = tensor
+        return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def load_weights(
+    header: ModelHeader, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+) -> ModelWeights:
+    """Reads by memory map, one tensor at a time, so the peak is the result and one fp32 tensor.
+
+    Raises ModelFileError for a stored format that cannot be read or a layer structure that this runner has not.
+    """
+    shape = header.shape
+    if len(set(shape.kv_heads)) > 1:
+        raise ModelFileError("the torch runner needs the same number of KV heads in every layer")
+    reader = _Reader(header, dtype, device, progress)
+    layers = tuple(_layer(reader, f"model.layers.{i}.") for i in range(shape.num_layers))
+    embedding = reader.tensor("model.embed_tokens.weight")
+    factors = header.rope.factors_tensor
+    return ModelWeights(
+        embedding=embedding,
+        layers=layers,
+        norm=reader.tensor("model.norm.weight"),
+        head=embedding if shape.tied_embeddings else reader.tensor("lm_head.weight"),
+        rope_factors=torch.from_numpy(read_tensor(header.tensors[factors])).to(device) if factors else None,
+    )
+
+
+def _layer(reader: _Reader, prefix: str) -> LayerWeights:
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    qkv = [attention + name for name in ("q_proj", "k_proj", "v_proj")]
+    gate_up = [mlp + name for name in ("gate_proj", "up_proj")]
+    return LayerWeights(
+        input_norm=reader.tensor(prefix + "input_layernorm.weight"),
+        qkv=reader.stacked([name + ".weight" for name in qkv]),
+        qkv_bias=reader.stacked_optional([name + ".bias" for name in qkv]),
+        q_norm=reader.optional(attention + "q_norm.weight"),
+        k_norm=reader.optional(attention + "k_norm.weight"),
+        out=reader.tensor(attention + "o_proj.weight"),
+        out_bias=reader.optional(attention + "o_proj.bias"),
+        post_norm=reader.tensor(prefix + "post_attention_layernorm.weight"),
+        gate_up=reader.stacked([name + ".weight" for name in gate_up]),
+        gate_up_bias=reader.stacked_optional([name + ".bias" for name in gate_up]),
+        down=reader.tensor(mlp + "down_proj.weight"),
+        down_bias=reader.optional(mlp + "down_proj.bias"),
+    )
+
+
+class _Reader:
+    def __init__(
+        self, header: ModelHeader, dtype: torch.dtype, device: torch.device, progress: Progress | None
+    ) -> None:
+        self._tensors, self._head_dim = header.tensors, header.shape.head_dim
+        self._dtype, self._device = dtype, device
+        self._progress, self._num_read = progress, 0
+
+    def tensor(self, name: str) -> Tensor:
+        info = self._tensors[name]
+        values = torch.from_numpy(half_split(read_tensor(info), info, self._head_dim))
+        self._num_read += 1
+        if self._progress is not None:
+            self._progress(self._num_read, len(self._tensors))
+        return values.to(device=self._device, dtype=self._dtype)
+
+    def optional(self, name: str) -> Tensor | None:
+        return self.tensor(name) if name in self._tensors else None
+
+    def stacked(self, names: list[str]) -> Tensor:
+        return torch.cat([self.tensor(name) for name in names])
+
+    def stacked_optional(self, names: list[str]) -> Tensor | None:
+        """None when none is there; a missing one among others counts as zeros."""
+        if not any(name in self._tensors for name in names):
+            return None
+        rows = [self._tensors[name.removesuffix("bias") + "weight"].shape[0] for name in names]
+        parts = [self.optional(name) for name in names]
+        zeros = [torch.zeros(n, device=self._device, dtype=self._dtype) for n in rows]
+        return torch.cat([zero if part is None else part for part, zero in zip(parts, zeros, strict=True)])
+
+
+def half_split(values: NDArray[np.float32], info: TensorInfo, head_dim: int) -> NDArray[np.float32]:
+    """Undo GGUF's interleaved rotary pairs, so that pair i is (i, i + head_dim / 2) everywhere."""
+    heads = info.interleaved_heads
+    if not heads:
+        return values
+    return np.ascontiguousarray(values.reshape(heads, head_dim // 2, 2, -1).swapaxes(1, 2)).reshape(values.shape)
+
+
+def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
+    """One stored tensor as fp32 in its shape; the array owns its memory. Raises ModelFileError."""
+    try:
+        stored = np.memmap(info.file, np.uint8, "r", info.offset, (info.num_bytes,))
+    except (OSError, ValueError) as problem:
+        raise ModelFileError(f"{info.file}: tensor {info.name} cannot be read: {problem}") from problem
+    if info.dtype in _PLAIN:
+        values = stored.view(_PLAIN[info.dtype]).astype(np.float32)
+    elif info.dtype == "bf16":
+        values = (stored.view(np.dtype("<u2")).astype(np.uint32) << 16).view(np.float32)
+    elif info.dtype in _QUANTIZED:
+        values = dequantize(stored.reshape(_rows(info), -1), _QUANTIZED[info.dtype])
+    else:
+        readable = ", ".join(["bf16", *_PLAIN, *_QUANTIZED])
+        raise ModelFileError(f"{Path(info.file)}: tensor {info.name} is {info.dtype}; readable are {readable}")
+    return np.array(values, np.float32, copy=None).reshape(info.shape)
+
+
+def _rows(info: TensorInfo) -> int:
+    return int(np.prod(info.shape[:-1], dtype=np.int64))

@@ -1,0 +1,168 @@
+"""The torch runner on tiny random models: the same logits as transformers, whatever the architecture's variant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.core.request import Sampling
+from inferloop.engine.compute.torch.config import TorchConfig
+from inferloop.engine.compute.torch.runner import TorchRunner
+from inferloop.engine.schedule.policy import ScheduleConfig
+from inferloop.engine.schedule.scheduler import Scheduler
+from inferloop.engine.schedule.sequence import SequenceSpec
+from inferloop.engine.schedule.step import StepPlan
+from inferloop.models.resolve import open_files
+
+VOCAB = 128
+TINY = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_ids": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied": ("llama", {}),
+    "untied": ("llama", {"tie_word_embeddings": False}),
+    "explicit head_dim": ("llama", {"head_dim": 32}),
+    "one kv head": ("llama", {"num_key_value_heads": 1}),
+    "no grouping": ("llama", {"num_key_value_heads": 4}),
+    "attention and mlp bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
+    "yarn rope": ("llama", {"rope_parameters": YARN}),
+    "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}}),
+    "qwen2, qkv bias": ("qwen2", {}),
+    "qwen3, qk norm": ("qwen3", {"head_dim": 32}),
+}
+
+
+def make_model(path: Path, family: str = "llama", **changes: Any) -> Any:
+    """A random transformers model, saved at `path`. Biases and norms are random too, so each is seen to be used."""
+    config = transformers.AutoConfig.for_model(family, **(TINY | changes))
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif parameter.dim() == 2:
+                parameter.mul_(4)
+    model.save_pretrained(path)
+    return model
+
+
+def load(path: Path, **options: Any) -> TorchRunner:
+    defaults: dict[str, Any] = {"dtype": "fp32", "num_blocks": 32, "block_size": 8}
+    return TorchRunner.load(open_files("tiny", path), TorchConfig(**(defaults | options)))
+
+
+def plans_of(runner: TorchRunner, prompt: tuple[int, ...], budget: int) -> list[StepPlan]:
+    """The steps that compute a prompt in chunks of `budget` tokens; the runner runs them all but the last."""
+    info = runner.info
+    scheduler = Scheduler(
+        ScheduleConfig(
+            vocab_size=info.vocab_size,
+            context_length=info.context_length,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            max_step_tokens=budget,
+        )
+    )
+    scheduler.add(SequenceSpec("a", prompt, Sampling(temperature=0.0, max_tokens=1)))
+    plans = []
+    while scheduler.request_ids:
+        plan = scheduler.schedule()
+        assert plan is not None
+        plans.append(plan)
+        runner.submit(plan)
+        scheduler.commit(plan, runner.wait())
+    return plans
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(variant: str, deterministic: bool, tmp_path: Path) -> None:
+    family, changes = VARIANTS[variant]
+    model = make_model(tmp_path, family, **changes)
+    runner = load(tmp_path, deterministic=deterministic)
+    prompt = tuple(np.random.default_rng(1).integers(0, VOCAB, 45).tolist())
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0]
+    scale = float(expected.std())
+    for budget in (45, 10, 1):
+        got = torch.cat([runner.logits(plan) for plan in plans_of(runner, prompt, budget)])
+        assert float((got - expected).abs().max()) < 1e-4 * scale, f"in chunks of {budget}"
+
+
+def test_bf16_is_close(tmp_path: Path) -> None:
+    model = make_model(tmp_path)
+    runner = load(tmp_path, dtype="bf16")
+    prompt = tuple(range(3, 43))
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0]
+    (plan,) = plans_of(runner, prompt, 64)
+    got = runner.logits(plan).float()
+    assert float((got - expected).abs().mean()) < 0.03 * float(expected.std())
+
+
+def test_what_cannot_run_is_told(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    with pytest.raises(UsageError, match="did you mean fp32"):
+        load(tmp_path, dtype="fp3")
+    with pytest.raises(UsageError, match="deterministic"):
+        load(tmp_path, dtype="bf16", deterministic=True)
+    with pytest.raises(UsageError, match="holds no block"):
+        load(tmp_path, num_blocks=None, kv_memory_bytes=10)
+    with pytest.raises(EnvironmentLacksError, match="nonsense"):
+        load(tmp_path, device="nonsense")
+
+
+def test_info_counts_what_is_there(tmp_path: Path) -> None:
+    model = make_model(tmp_path)
+    runner = load(tmp_path, num_blocks=None, kv_memory_bytes=100_000)
+    info = runner.info
+    assert info.weight_bytes == sum(p.numel() * 4 for p in model.parameters())
+    assert info.num_blocks == 100_000 // (8 * 2 * 2 * 2 * 16 * 4)
+    assert info.kv_bytes == info.num_blocks * 8 * 2 * 2 * 2 * 16 * 4
+    assert (info.vocab_size, info.context_length, info.block_size) == (VOCAB, 128, 8)
+
+
+def test_a_window_bounds_the_context(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "mistral", "sliding_window": 48}))
+    assert load(tmp_path).info.context_length == 48
+
+
+def test_loading_tells_its_progress(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    seen: list[tuple[int, int]] = []
+    TorchRunner.load(
+        open_files("tiny", tmp_path),
+        TorchConfig(dtype="fp32", num_blocks=4),
+        progress=lambda n, of: seen.append((n, of)),
+    )
+    assert seen[-1][0] == seen[-1][1] == len(seen)
