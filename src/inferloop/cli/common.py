@@ -23,6 +23,12 @@ T = TypeVar("T")
 EXIT_INTERRUPTED = 130
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one machine-readable object on stdout.")]
+CacheDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir", envvar="INFERLOOP_CACHE_DIR", help="Where models are cached; default: the user's cache."
+    ),
+]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are written.")]
 
 stdout = Console(highlight=False, soft_wrap=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from inferloop.cli.models import app as models_app
 from inferloop.cli.serve import serve
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ def _root() -> None:
 
 
 app.command()(serve)
+app.add_typer(models_app, name="models")
 
 
 def run() -> None:
