@@ -32,15 +32,17 @@ def list_models(cache_dir: CacheDirOption = None, json_output: JsonOption = Fals
     if json_output:
         print_json({"models": rows})
         return
-    table = Table()
-    for title in ("name", "parameters", "context", "size", "license"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("cached at", overflow="fold")
+    table = Table("name", "parameters", "context", "size", "license", "cached")
     for row in rows:
         size = human_bytes(row["file_bytes"])
         millions = f"{row['num_params'] / 1e6:.0f} M"
-        table.add_row(row["name"], millions, str(row["context_length"]), size, row["license"], row["path"] or "-")
+        table.add_row(
+            row["name"], millions, str(row["context_length"]), size, row["license"], "yes" if row["cached"] else "no"
+        )
     stdout.print(table)
+    for row in rows:
+        if row["cached"]:
+            stdout.print(f"{row['name']}: {row['path']}", soft_wrap=True, markup=False)
 
 
 @app.command("fetch")
