@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from inferloop.core.digest import plain
 from inferloop.core.slo import Objective, Slo
 from inferloop.measure.quantiles import CONFIDENCE, binomial_cdf, min_samples, quantile
 from inferloop.measure.samples import CENSORED, Samples, collect, concerns_service, is_failure
@@ -76,11 +77,34 @@ class SloVerdict:
         parts = [(o.verdict, o.reason) for o in self.objectives] + [(self.errors.verdict, self.errors.reason)]
         return tuple(reason for verdict, reason in parts if verdict in ("fail", "inconclusive"))
 
+    def as_json(self) -> dict[str, Any]:
+        """JSON has no infinity: an infinite `observed` is null and `infinite` is true. `reasons` come along."""
+        objectives = [
+            {
+                **plain(o),
+                "observed": _finite(o.observed),
+                "infinite": o.observed == math.inf,
+                "margin": _finite(o.margin),
+            }
+            for o in self.objectives
+        ]
+        return {
+            "verdict": self.verdict,
+            "objectives": objectives,
+            "errors": plain(self.errors),
+            "goodput": self.goodput,
+            "reasons": list(self.reasons),
+        }
+
     @property
     def margin(self) -> float | None:
         """The smallest margin of the latency objectives; None when there is none to take."""
         margins = [o.margin for o in self.objectives if o.margin is not None]
         return min(margins) if margins else None
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or math.isinf(value) else value
 
 
 def judge(slo: Slo, requests: Iterable[RequestTiming]) -> SloVerdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 from inferloop.core.slo import Objective, Slo
@@ -64,22 +65,27 @@ def test_failures_never_leave_the_percentiles() -> None:
     assert verdict.verdict == "fail"
     assert verdict.objectives[0].observed == math.inf
     assert verdict.goodput == 6 / 256
+    told = json.loads(json.dumps(verdict.as_json(), allow_nan=False))
+    assert told["objectives"][0]["observed"] is None
+    assert told["objectives"][0]["infinite"] is True
+    assert told["verdict"] == "fail"
+    assert len(told["reasons"]) == 2
     assert verdict.errors.rate == 250 / 256
-    json = summarize(requests, mode="burst").as_json()
-    assert json["ttft_ms"]["p95"] is None
-    assert json["ttft_ms"]["infinite"] == ["p50", "p95"]
-    assert json["ttft_ms"]["mean"] == 10_000.0
-    assert json["errors"] == {"rate": 250 / 256, "by_class": {"timeout": 250}}
+    summary = summarize(requests, mode="burst").as_json()
+    assert summary["ttft_ms"]["p95"] is None
+    assert summary["ttft_ms"]["infinite"] == ["p50", "p95"]
+    assert summary["ttft_ms"]["mean"] == 10_000.0
+    assert summary["errors"] == {"rate": 250 / 256, "by_class": {"timeout": 250}}
 
 
 def test_a_run_where_everything_fails_is_a_failure_not_a_crash() -> None:
     requests = [request(math.inf, error="timeout", end=60_000)] * 256
     verdict = judge(Slo((TTFT,), max_error_rate=0.01), requests)
     assert (verdict.verdict, verdict.goodput) == ("fail", 0.0)
-    json = summarize(requests, mode="open", offered_qps=5.0).as_json()
-    assert json["ttft_ms"]["mean"] is None
-    assert json["achieved_qps"] is None
-    assert json["output_tok_s"] is None
+    summary = summarize(requests, mode="open", offered_qps=5.0).as_json()
+    assert summary["ttft_ms"]["mean"] is None
+    assert summary["achieved_qps"] is None
+    assert summary["output_tok_s"] is None
 
 
 def test_unfinished_requests_are_censored_and_counted() -> None:

@@ -1,0 +1,74 @@
+"""Whether one replica fits in memory: weights, KV cache and overhead, each with its own format.
+
+Weights and KV cache are stored in formats of their own; neither is derived from the other. Every number follows from
+the architecture (core.shape); where an engine reports what it really took, use that instead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from inferloop.core.errors import UsageError, nearest
+from inferloop.core.shape import BYTES_PER_ELEMENT, ModelShape
+from inferloop.core.units import human_bytes
+
+DEFAULT_UTILIZATION = 0.9
+DEFAULT_OVERHEAD_BYTES = 512 * 1024 * 1024
+"""Runtime, activations of a small step, fragmentation; an engine's own figure is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMemory:
+    """Bytes of one replica. `num_kv_tokens` is how many tokens of KV cache the remaining room holds."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    overhead_bytes: int
+    usable_bytes: int
+    num_kv_tokens: int
+    num_sequences: int
+    """Sequences of the full length asked for that fit at once."""
+    fits: bool
+    reason: str
+
+
+def replica_memory(
+    shape: ModelShape,
+    *,
+    memory_bytes: int,
+    sequence_tokens: int,
+    weight_format: str = "bf16",
+    kv_format: str = "bf16",
+    weight_bytes: int | None = None,
+    utilization: float = DEFAULT_UTILIZATION,
+    overhead_bytes: int = DEFAULT_OVERHEAD_BYTES,
+) -> ReplicaMemory:
+    """Of a replica that must hold at least one sequence of `sequence_tokens` (input plus output).
+
+    `weight_bytes` is the measured size of the files and wins over `weight_format`, because mixed files follow no single
+    format. Raises UsageError for an unknown format or a number that means nothing.
+    """
+    for name, value in (("weights", weight_format), ("kv", kv_format)):
+        if value not in BYTES_PER_ELEMENT:
+            close = nearest(value, BYTES_PER_ELEMENT)
+            hint = f"; did you mean {close}?" if close else ""
+            raise UsageError(f"{name} format {value!r} is unknown{hint}")
+    if memory_bytes <= 0 or sequence_tokens <= 0 or not 0 < utilization <= 1 or overhead_bytes < 0:
+        raise UsageError("memory and sequence length must be above 0, utilization within 0..1")
+    weights = math.ceil(shape.weight_bytes(weight_format)) if weight_bytes is None else weight_bytes
+    per_token = math.ceil(shape.kv_bytes_per_token(kv_format))
+    usable = int(memory_bytes * utilization)
+    room = usable - weights - overhead_bytes
+    num_kv_tokens = max(0, room // per_token)
+    num_sequences = num_kv_tokens // sequence_tokens
+    short = weights + overhead_bytes + sequence_tokens * per_token - usable
+    reason = (
+        f"weights {human_bytes(weights)} + overhead {human_bytes(overhead_bytes)} + KV of one sequence "
+        f"{human_bytes(sequence_tokens * per_token)} in {human_bytes(usable)} usable"
+    )
+    if short > 0:
+        return ReplicaMemory(
+            weights, per_token, overhead_bytes, usable, num_kv_tokens, 0, False, f"{reason}: {human_bytes(short)} short"
+        )
+    return ReplicaMemory(weights, per_token, overhead_bytes, usable, num_kv_tokens, num_sequences, True, reason)
