@@ -62,9 +62,7 @@ def read_percentiles(
     for key, child in children.items():
         quantile = quantile_of(key)
         if quantile is None:
-            problems.add(
-                child, "is not a percentile", _NOT_QUANTILES.get(key, "percentiles are p0 to p100, like p99.9")
-            )
+            problems.add(child, "is not a percentile", _instead_of(key))
             sound = False
             continue
         if quantile in found:
@@ -81,6 +79,13 @@ def read_percentiles(
             problems.add(child, f"{key} is {value:g}, below {lower} which is {before:g}", "percentiles never fall")
             sound = False
     return tuple((q, v) for q, (v, _, _) in ordered) if sound else None
+
+
+def _instead_of(key: str) -> str:
+    number = key.lower().lstrip("pq")
+    if quantile_of(f"p{number}") is not None:
+        return f"write p{number}"
+    return _NOT_QUANTILES.get(key, "percentiles are p0 to p100, like p99.9")
 
 
 def not_a_constant(node: Located, problems: Problems, example: str) -> None:

@@ -137,6 +137,9 @@ def _archetype(contract: Contract) -> Iterator[Finding]:
     if PROFILES[contract.archetype].shares_prefixes and all(c.prefix_reuse == 0 for c in traffic.classes):
         text = "an agent sends its history again at every turn; without reuse the prefix cache is never exercised"
         yield Finding("warning", "agent-without-reuse", "traffic.prefix_reuse", text)
+    if traffic.queries_per_request is not None:
+        text = "load is offered query by query at the rate of qps; the loop itself is not replayed"
+        yield Finding("note", "loop-not-replayed", "traffic.queries_per_request", text)
     if contract.archetype == "agent" and traffic.queries_per_request is None:
         text = "not declared; a tool loop makes several model queries of one request"
         yield Finding("note", "agent-without-loop", "traffic.queries_per_request", text)

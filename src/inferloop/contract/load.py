@@ -32,6 +32,13 @@ UNNAMED = "contract"
 ARCHETYPES = ("chat", "agent", "batch")
 _FLOAT_WORDS = ("fp32", "bf16", "fp16")
 KEYS = ("version", "service", "archetype", "model", "traffic", "slo", "sla", "quality", "cost", "privacy")
+_ELSEWHERE = {
+    **dict.fromkeys(traffic.KEYS, "traffic"),
+    **dict.fromkeys(objectives.KEYS, "slo"),
+    "quality_gate": "quality, as its suite",
+    "suite": "quality",
+    "precision": "model",
+}
 
 
 def load(path: Path | str, *, base: Path | None = None) -> Contract:
@@ -55,7 +62,7 @@ def parse(content: Mapping[str, Any] | str, *, fmt: str = "yaml", base: Path | N
 def _read(root: Located, *, file: str | None, folder: Path) -> Contract:
     problems = Problems(file or UNNAMED)
     valid = (*KEYS, *short_form.KEYS) if short_form.is_short(root) else KEYS
-    top = Section(short_form.expand(root, problems), problems, valid)
+    top = Section(short_form.expand(root, problems), problems, valid, _ELSEWHERE)
     version = top.number("version", low=0)
     if version not in (None, VERSION):
         problems.add(top.get("version") or root, f"version {version:g} is not known", f"this inferloop reads {VERSION}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from inferloop.contract.located import Located, kind_of
 from inferloop.core.errors import ContractError, ContractProblemsError, nearest
@@ -35,7 +35,10 @@ class Problems:
 class Section:
     """One mapping of the file. A key outside `valid` is a problem at once; readers answer None for absent or bad."""
 
-    def __init__(self, node: Located, problems: Problems, valid: Sequence[str]) -> None:
+    def __init__(
+        self, node: Located, problems: Problems, valid: Sequence[str], elsewhere: Mapping[str, str] | None = None
+    ) -> None:
+        """`elsewhere` tells, of keys that do exist, where they belong."""
         self.node, self.problems = node, problems
         self._children: dict[str, Located] = {}
         if not isinstance(node.value, dict):
@@ -45,7 +48,9 @@ class Section:
             if key in valid:
                 self._children[key] = child
             else:
-                problems.add(child, "is not a known key", did_you_mean(key, valid))
+                place = (elsewhere or {}).get(key)
+                hint = f"it belongs under {place}" if place else did_you_mean(key, valid)
+                problems.add(child, "is not a known key here" if place else "is not a known key", hint)
 
     def get(self, key: str, *, required: bool = False) -> Located | None:
         """The value under `key`. An explicit nothing (null) counts as absent."""

@@ -20,6 +20,8 @@ def read_text(path: Path) -> tuple[str, str]:
     """
     if path.is_dir():
         raise UsageError(f"{path} is a directory; name a file ending in .yaml, .toml or .json")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a regular file")
     if not path.is_file():
         siblings = [p.name for p in path.parent.iterdir() if p.suffix in FORMATS] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)

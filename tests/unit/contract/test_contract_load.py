@@ -175,6 +175,9 @@ def test_model_text_splits_at_the_last_precision(text: str, model_id: str, weigh
         ({"qps": 10**400}, "must be at most"),
         ({"input_tokens": {"p50": 100, "p95": 50}}, "p95 is 50, below p50 which is 100"),
         ({"input_tokens": {"mean": 100}}, "a mean says nothing about the tail"),
+        ({"input_tokens": {"95": 100}}, "input_tokens.95: is not a percentile (write p95)"),
+        ({"input_tokens": {"P95": 100}}, "write p95"),
+        ({"ttft_ms": {"p95": 100}}, "ttft_ms: is not a known key here (it belongs under slo)"),
         ({"input_tokens": {"p101": 100}}, "input_tokens.p101: is not a percentile"),
         ({"input_tokens": {"p50": 1, "p50.0": 2}}, "is the same percentile as p50"),
         ({"input_tokens": {"p50": 0}}, "must be at least 1"),
@@ -332,3 +335,8 @@ def test_example_of_every_key_survives_the_round_trip(root: Path) -> None:
     contract: Contract = parse(everything, base=root)
     assert parse(describe(contract), base=root) == contract
     assert parse(json.dumps(describe(contract)), fmt="json", base=root) == contract
+
+
+def test_the_two_forms_do_not_mix() -> None:
+    content = {"model": "m", "traffic": {"qps": 1, "input_tokens": 3, "output_tokens": 3}, "qps": 2}
+    assert "qps: is not a known key here (it belongs under traffic)" in complaint(content)

@@ -71,7 +71,7 @@ def contracts(draw: st.DrawFn) -> dict[str, Any]:
     return result | {"traffic": traffic}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(contracts())
 def test_a_contract_survives_its_own_description(content: dict[str, Any]) -> None:
     contract: Contract = parse(content)
@@ -90,7 +90,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(words, anything, max_size=8))
 def test_nonsense_is_a_typed_error(content: dict[str, Any]) -> None:
     try:
