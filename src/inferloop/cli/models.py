@@ -32,7 +32,7 @@ def list_models(cache_dir: CacheDirOption = None, json_output: JsonOption = Fals
     if json_output:
         print_json({"models": rows})
         return
-    table = Table("name", "parameters", "context", "size", "license", "cached")
+    table = Table("name", "params", "context", "size", "license", "cached")
     for row in rows:
         size = human_bytes(row["file_bytes"])
         millions = f"{row['num_params'] / 1e6:.0f} M"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,3 +120,18 @@ def add_token(folder: Path) -> None:
     inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
     inner.add_tokens(["one more"])
     inner.save(str(folder / "tokenizer.json"))
+
+
+def test_the_tokenizers_digest_follows_its_files(tiny_directory: Callable[..., Path]) -> None:
+    first, second, other = tiny_directory("a"), tiny_directory("b"), tiny_directory("c", adds_bos=False)
+    digests = [codec_of(folder).tokenizer.digest for folder in (first, second, other)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_embedded_vocabulary_has_a_digest_of_its_own_keys(embedded_model: ModelFiles) -> None:
+    header = embedded_model.header
+    changed = {**header.metadata, "tokenizer.ggml.add_bos_token": True}
+    other = dataclasses.replace(embedded_model, header=dataclasses.replace(header, metadata=changed))
+    assert Codec(embedded_model).tokenizer.digest == Codec(embedded_model).tokenizer.digest
+    assert Codec(embedded_model).tokenizer.digest != Codec(other).tokenizer.digest
+    assert Codec(other).encode_text("x")[0] == 1, "and the changed key takes effect"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer as Inner
 
-from inferloop.core.digest import digest_of
 from inferloop.core.errors import ModelFileError, RequestError
 from inferloop.engine.text.gguf_tokenizer import build_from_gguf
 from inferloop.engine.text.vocabulary import Vocabulary, read_vocabulary
@@ -87,14 +87,16 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
 def _from_gguf(files: ModelFiles) -> Tokenizer:
     metadata = files.header.metadata
     inner, adds_bos = build_from_gguf(metadata, files.path)
-    digest = digest_of({k: v for k, v in metadata.items() if k.startswith("tokenizer.ggml.")})
+    digest = hashlib.sha256()
+    for key in sorted(k for k in metadata if k.startswith("tokenizer.ggml.")):
+        digest.update(json.dumps([key, metadata[key]]).encode())
     texts = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         text = inner.id_to_token(token_id) if isinstance(token_id, int) and token_id >= 0 else None
         if text is not None:
             texts[f"{name}_token"] = text
-    return _build(files, inner, digest, adds_bos, files.header.bos_token_id, texts)
+    return _build(files, inner, digest.hexdigest(), adds_bos, files.header.bos_token_id, texts)
 
 
 def _from_directory(files: ModelFiles) -> Tokenizer:

@@ -41,11 +41,12 @@ class Vocabulary:
 
 def read_vocabulary(inner: Inner) -> Vocabulary:
     """From a built tokenizer. Raises ValueError when its decoder is neither byte-level nor SentencePiece-like."""
-    decoder = json.loads(inner.to_str())["decoder"]
-    steps = _steps(decoder)
+    # Its pickled state is its JSON; writing out the whole tokenizer for it would take longer than all the rest.
+    steps = _steps(None if inner.decoder is None else json.loads(inner.decoder.__getstate__()))
     names = {step["type"] for step in steps}
-    tokens = [""] * (max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
-    for token, token_id in inner.get_vocab(with_added_tokens=True).items():
+    ids = inner.get_vocab(with_added_tokens=True)
+    tokens = [""] * (max(ids.values(), default=-1) + 1)
+    for token, token_id in ids.items():
         tokens[token_id] = token
     special = frozenset(i for i, token in inner.get_added_tokens_decoder().items() if token.special)
     if "ByteLevel" in names and names <= {"ByteLevel", "Fuse"}:
