@@ -126,7 +126,8 @@ class ReadyProbe:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """A launched engine as a VALUE. fleet/act/process runs it; `argv` contains "{port}" where the port goes."""
+    """A launched engine as a VALUE. fleet/act/process runs it; in `argv` and `env` "{port}" stands for the
+    port, and "{replica}" for the replica's name."""
 
     backend: str
     argv: tuple[str, ...]

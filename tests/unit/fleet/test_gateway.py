@@ -428,7 +428,7 @@ async def test_a_taken_port_is_said_by_name(front: Front) -> None:
 
 def test_accepted_connections_send_small_pieces_at_once() -> None:
     listener = bind_listener("127.0.0.1", 0)
-    assert listener.proto == socket.IPPROTO_TCP, "asyncio and uvloop set TCP_NODELAY only then"
+    assert listener.proto == socket.IPPROTO_TCP, "asyncio sets TCP_NODELAY only then"
     listener.close()
 
 

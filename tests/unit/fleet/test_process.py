@@ -151,10 +151,10 @@ async def test_a_port_lost_in_a_race_is_replaced(tmp_path: Path, monkeypatch: py
 async def test_port_and_environment_reach_the_engine(tmp_path: Path) -> None:
     program = "import os, sys; print(sys.argv[1], os.environ['ENGINE_PORT'], os.environ['MODE'])"
     argv = (sys.executable, "-c", program, "--port={port}")
-    spec = LaunchSpec("test", argv, "none", env={"ENGINE_PORT": "{port}", "MODE": "quiet"})
+    spec = LaunchSpec("test", argv, "none", env={"ENGINE_PORT": "{port}", "MODE": "{replica}"})
     process = await ReplicaProcess.start(spec, log_path=tmp_path / "log")
     await process.wait()
-    assert log_tail(tmp_path / "log") == f"--port={process.port} {process.port} quiet"
+    assert log_tail(tmp_path / "log") == f"--port={process.port} {process.port} replica"
 
 
 OWNER = """

@@ -16,6 +16,7 @@ from inferloop.fleet.decide.life import (
     Event,
     EventKind,
     Exited,
+    NotReady,
     ProbeFailed,
     Progress,
     Ready,
@@ -42,6 +43,7 @@ POLICY = ReplicaPolicy(
 SAMPLES: dict[EventKind, Event] = {
     EventKind.STARTED: Started(1),
     EventKind.READY: Ready(),
+    EventKind.NOT_READY: NotReady("draining"),
     EventKind.PROBE_FAILED: ProbeFailed("timeout"),
     EventKind.EXITED: Exited("code 1"),
     EventKind.PROGRESS: Progress(1, 0),
@@ -245,6 +247,22 @@ def test_progress_saves_a_frozen_replica_that_was_not_shot_yet() -> None:
     assert world.handle("r0", Progress(2, 1)) == [SetReady("r0", True, "makes progress again")]
 
 
+def test_a_replica_that_says_it_is_not_ready_gets_no_work_and_is_not_shot() -> None:
+    world = World()
+    assert world.handle("r0", NotReady("warming up")) == [SetReady("r0", False, "warming up")]
+    for _ in range(100):
+        world.pass_s(1)
+        assert world.handle("r0", NotReady("warming up")) + world.handle("r0", Progress(1, 0)) == []
+    assert world.handle("r0", Progress(2, 0)) == [], "steps alone do not make it ready"
+    assert world.handle("r0", Ready()) == [SetReady("r0", True, "answers again")]
+
+
+def test_a_process_that_answers_for_a_dead_engine_is_replaced_at_once() -> None:
+    world = World()
+    why = "its engine has stopped"
+    assert world.handle("r0", Progress(9, 0, alive=False)) == [SetReady("r0", False, why), Stop("r0", 2, why)]
+
+
 def test_draining_while_down_stops_the_restart() -> None:
     world = World()
     world.handle("r0", Exited("x"))
@@ -257,7 +275,8 @@ EVENTS: st.SearchStrategy[Any] = st.one_of(
     st.just(Ready()),
     st.just(ProbeFailed("x")),
     st.just(Exited("x")),
-    st.builds(Progress, st.integers(0, 3) | st.none(), st.integers(0, 2), st.booleans()),
+    st.just(NotReady("x")),
+    st.builds(Progress, st.integers(0, 3) | st.none(), st.integers(0, 2), st.booleans(), st.booleans()),
     st.builds(Drain, st.floats(0, 10)),
 )
 

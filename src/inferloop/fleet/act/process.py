@@ -85,8 +85,9 @@ class ReplicaProcess:
         port: int = 0,
         clock: Clock | None = None,
     ) -> ReplicaProcess:
-        """Launch; returns once the engine's process exists (see `wait_ready`). "{port}" in argv and env values is
-        replaced by `port`, or by a free one when it is 0. stdout and stderr are appended to `log_path`.
+        """Launch; returns once the engine's process exists (see `wait_ready`). In argv and env values "{port}" is
+        replaced by `port`, or by a free one when it is 0, and "{replica}" by `replica_id`. stdout and stderr are
+        appended to `log_path`.
 
         Raises LaunchError when the program cannot be started.
         """
@@ -94,8 +95,12 @@ class ReplicaProcess:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        argv = [part.replace("{port}", str(chosen)) for part in spec.argv]
-        env = {**os.environ, **{name: value.replace("{port}", str(chosen)) for name, value in spec.env.items()}}
+
+        def fill(text: str) -> str:
+            return text.replace("{port}", str(chosen)).replace("{replica}", replica_id)
+
+        argv = [fill(part) for part in spec.argv]
+        env = {**os.environ, **{name: fill(value) for name, value in spec.env.items()}}
         guard: subprocess.Popen[bytes] | None = None
         try:
             with log_path.open("ab") as log:

@@ -1,6 +1,6 @@
 """The life of a replica as values: its states, what can happen to it, and which move is legal.
 
-starting --ready--> ready <--> unready            unready: probes fail, or the step counter is frozen
+starting --ready--> ready <--> unready            unready: says so, is silent, or is frozen
 any of these three --exited--> restarting         dead, waiting for its backoff
 restarting --started--> starting
 any of these four --drain--> draining --(idle or out of time: Stop) exited--> stopped
@@ -24,6 +24,7 @@ class State(Enum):
 class EventKind(Enum):
     STARTED = "started"
     READY = "ready"
+    NOT_READY = "not_ready"
     PROBE_FAILED = "probe_failed"
     EXITED = "exited"
     PROGRESS = "progress"
@@ -43,6 +44,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class NotReady:
+    """The ready probe was answered, with no: it is alive and knows that it must not be given work now."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeFailed:
     """No, a late or a bad answer to a probe, or a refused connection. Never a 4xx that a caller earned."""
 
@@ -58,12 +66,14 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the replica tells of itself, or (`relayed`) that tokens came out of it: the surest sign of work."""
+    """What the replica tells of itself, or (`relayed`) that tokens came out of it: the surest sign of work.
+    `alive` False: the process answers, but says that its engine has stopped."""
 
     step_counter: int | None = None
     num_pending: int = 0
     """Requests waiting or running there."""
     relayed: bool = False
+    alive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +83,11 @@ class Drain:
     timeout_s: float
 
 
-Event = Started | Ready | ProbeFailed | Exited | Progress | Drain
+Event = Started | Ready | NotReady | ProbeFailed | Exited | Progress | Drain
 KINDS: dict[type[Event], EventKind] = {
     Started: EventKind.STARTED,
     Ready: EventKind.READY,
+    NotReady: EventKind.NOT_READY,
     ProbeFailed: EventKind.PROBE_FAILED,
     Exited: EventKind.EXITED,
     Progress: EventKind.PROGRESS,
@@ -87,22 +98,26 @@ S, K = State, EventKind
 TRANSITIONS: dict[tuple[State, EventKind], frozenset[State]] = {
     (S.STARTING, K.STARTED): frozenset({S.STARTING}),
     (S.STARTING, K.READY): frozenset({S.READY}),
+    (S.STARTING, K.NOT_READY): frozenset({S.STARTING}),
     (S.STARTING, K.PROBE_FAILED): frozenset({S.STARTING}),
     (S.STARTING, K.PROGRESS): frozenset({S.STARTING}),
     (S.STARTING, K.EXITED): frozenset({S.RESTARTING}),
     (S.STARTING, K.DRAIN): frozenset({S.DRAINING}),
     (S.READY, K.READY): frozenset({S.READY}),
+    (S.READY, K.NOT_READY): frozenset({S.UNREADY}),
     (S.READY, K.PROBE_FAILED): frozenset({S.READY, S.UNREADY}),
     (S.READY, K.PROGRESS): frozenset({S.READY, S.UNREADY}),
     (S.READY, K.EXITED): frozenset({S.RESTARTING}),
     (S.READY, K.DRAIN): frozenset({S.DRAINING}),
     (S.UNREADY, K.READY): frozenset({S.UNREADY, S.READY}),
+    (S.UNREADY, K.NOT_READY): frozenset({S.UNREADY}),
     (S.UNREADY, K.PROBE_FAILED): frozenset({S.UNREADY}),
     (S.UNREADY, K.PROGRESS): frozenset({S.UNREADY, S.READY}),
     (S.UNREADY, K.EXITED): frozenset({S.RESTARTING}),
     (S.UNREADY, K.DRAIN): frozenset({S.DRAINING}),
     (S.DRAINING, K.STARTED): frozenset({S.DRAINING}),
     (S.DRAINING, K.READY): frozenset({S.DRAINING}),
+    (S.DRAINING, K.NOT_READY): frozenset({S.DRAINING}),
     (S.DRAINING, K.PROBE_FAILED): frozenset({S.DRAINING}),
     (S.DRAINING, K.PROGRESS): frozenset({S.DRAINING}),
     (S.DRAINING, K.DRAIN): frozenset({S.DRAINING}),

@@ -19,6 +19,7 @@ from inferloop.fleet.decide.life import (
     Drain,
     Event,
     Exited,
+    NotReady,
     ProbeFailed,
     Progress,
     Ready,
@@ -136,6 +137,8 @@ class ReplicaTable:
                 decisions = self._on_started(replica, event)
             case Ready():
                 decisions = self._on_ready(replica)
+            case NotReady():
+                decisions = self._on_not_ready(replica, event)
             case ProbeFailed():
                 decisions = self._on_probe_failed(replica, event)
             case Progress():
@@ -180,6 +183,10 @@ class ReplicaTable:
             return self._enter(replica, State.READY, "answers again")
         return []
 
+    def _on_not_ready(self, replica: _Replica, event: NotReady) -> list[Decision]:
+        replica.t_life_ns, replica.num_failed_probes = self._clock.now_ns(), 0
+        return self._enter(replica, State.UNREADY, event.why) if replica.state is State.READY else []
+
     def _on_probe_failed(self, replica: _Replica, event: ProbeFailed) -> list[Decision]:
         replica.num_failed_probes += 1
         silent_s = (self._clock.now_ns() - replica.t_life_ns) / NS_PER_S
@@ -203,12 +210,14 @@ class ReplicaTable:
         if replica.state not in (State.READY, State.UNREADY):
             return []
         still_s = (now_ns - replica.t_step_ns) / NS_PER_S
-        if event.num_pending > 0 and still_s >= self._policy.progress_window_s:
+        still = event.num_pending > 0 and still_s >= self._policy.progress_window_s
+        if still or not event.alive:
             replica.frozen = True
             why = f"no step for {still_s:.0f} s with {event.num_pending} requests pending"
+            why = why if event.alive else "its engine has stopped"
             decisions = self._enter(replica, State.UNREADY, why) if replica.state is State.READY else []
             return decisions + self._shoot(replica, why)
-        if replica.state is State.UNREADY and moved and not replica.stopping:
+        if replica.frozen and moved and not replica.stopping:
             replica.frozen = False
             return self._enter(replica, State.READY, "makes progress again")
         return []

@@ -1,0 +1,1 @@
+"""Where replicas can run."""
