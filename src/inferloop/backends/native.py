@@ -192,7 +192,9 @@ class _Answer:
             self._t_last_ns = update.t_ns
         start_ns = self._clock.now_ns()
         ended_by_id = finish == "stop" and update.stop_reason is not None
-        piece = self._assembler.push(update.token_ids, update.logprobs, hide_last=ended_by_id)
+        wants_logprobs = self._request.sampling.num_logprobs is not None
+        logprobs = update.logprobs if wants_logprobs else None
+        piece = self._assembler.push(update.token_ids, logprobs, hide_last=ended_by_id)
         text, stop = piece.text, piece.stop
         if stop is None and finish is not None:
             rest, stop = self._assembler.flush()

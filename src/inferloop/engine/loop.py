@@ -26,9 +26,11 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """`max_step_tokens`: token budget of a step; `max_sequences`: most that run together; `max_waiting`: most that
-    queue behind them. `eos_token_ids` end a sequence unless it ignores them."""
+    queue behind them. `eos_token_ids` end a sequence unless it ignores them. `context_length` below the model's own
+    bounds prompt and output together."""
 
     eos_token_ids: tuple[int, ...] = ()
+    context_length: int | None = None
     max_step_tokens: int = 256
     max_sequences: int = 32
     max_waiting: int = 256
@@ -95,7 +97,7 @@ class Engine:
         self._runner, self._clock, self._on_updates = runner, clock, on_updates
         self._config = ScheduleConfig(
             vocab_size=info.vocab_size,
-            context_length=info.context_length,
+            context_length=min(info.context_length, config.context_length or info.context_length),
             block_size=info.block_size,
             num_blocks=info.num_blocks,
             num_kv_groups=len(info.kv_group_windows),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
-import inferloop
 from inferloop.serve import replies, wire
 
 _OK = {
@@ -43,7 +43,7 @@ def openapi_document() -> dict[str, Any]:
         paths[path] = {"get": {"responses": {"200": {"description": path, "content": {media: {}}}}}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "inferloop", "version": getattr(inferloop, "__version__", "0")},
+        "info": {"title": "inferloop", "version": version("inferloop")},
         "paths": paths,
         "components": {"schemas": components},
     }

@@ -1,0 +1,100 @@
+"""A model on disk to a NativeGenerator: the one place that puts files, codec, runner and identity together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from inferloop.backends.native import NativeGenerator
+from inferloop.core.clock import Clock
+from inferloop.core.errors import EnvironmentLacksError
+from inferloop.core.units import MIB
+from inferloop.engine.loop import EngineConfig
+from inferloop.engine.text.codec import Codec
+from inferloop.models.digests import weights_digest
+from inferloop.models.identity import ServingIdentity
+from inferloop.models.resolve import ModelFiles
+
+if TYPE_CHECKING:
+    from inferloop.engine.compute.runner import RunnerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOptions:
+    """How to run a model here. `context_length` None: all that the model and the KV memory allow."""
+
+    device: str = "cpu"
+    dtype: str = "bf16"
+    deterministic: bool = False
+    max_sequences: int = 32
+    max_step_tokens: int = 256
+    max_waiting: int = 256
+    kv_memory_mib: int = 512
+    context_length: int | None = None
+    num_threads: int | None = None
+
+
+def load_native(
+    files: ModelFiles, options: NativeOptions, *, served_name: str | None = None, clock: Clock | None = None
+) -> NativeGenerator:
+    """Read the weights and build a generator that has not been started yet.
+
+    Raises EnvironmentLacksError without torch, UsageError for options that cannot be, ModelFileError for bad files.
+    """
+    torch_config, torch_runner = _torch()
+    codec = Codec(files)
+    config = torch_config(
+        device=options.device,
+        dtype=options.dtype,
+        deterministic=options.deterministic,
+        num_threads=options.num_threads,
+        kv_memory_bytes=options.kv_memory_mib * MIB,
+    )
+    runner = torch_runner.load(files, config)
+    engine_config = EngineConfig(
+        eos_token_ids=codec.tokenizer.eos_token_ids,
+        max_step_tokens=options.max_step_tokens,
+        max_sequences=options.max_sequences,
+        max_waiting=options.max_waiting,
+        context_length=options.context_length,
+    )
+    identity = native_identity(files, codec, runner.info, options, served_name or files.model_id)
+    return NativeGenerator(codec, runner, engine_config, identity, clock=clock)
+
+
+def native_identity(
+    files: ModelFiles, codec: Codec, info: RunnerInfo, options: NativeOptions, model_id: str
+) -> ServingIdentity:
+    """Everything that decides what this replica answers. Reads the weights to digest them, unless that is cached."""
+    return ServingIdentity(
+        model_id=model_id,
+        weights_digest=weights_digest(files),
+        precision=f"{files.header.stored_precision} in {info.dtype}",
+        engine=f"inferloop-{info.name}",
+        engine_revision=f"{version('inferloop')}+{info.revision}",
+        tokenizer_digest=codec.tokenizer.digest,
+        template_digest=codec.template_digest,
+        stop_token_ids=codec.tokenizer.eos_token_ids,
+        sampling_defaults={"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
+        config={
+            "device": info.device,
+            "dtype": info.dtype,
+            "deterministic": info.deterministic,
+            "context_length": options.context_length,
+            "max_step_tokens": options.max_step_tokens,
+            "max_sequences": options.max_sequences,
+            "block_size": info.block_size,
+        },
+    )
+
+
+def _torch() -> tuple[Any, Any]:
+    try:
+        from inferloop.engine.compute.torch.config import TorchConfig
+        from inferloop.engine.compute.torch.runner import TorchRunner
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise EnvironmentLacksError("torch is not installed", fix="pip install 'inferloop[torch]'") from None
+    return TorchConfig, TorchRunner

@@ -1,0 +1,60 @@
+"""Our own `inferloop serve` as a launched engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from inferloop.backends.protocols import LaunchSpec, ReadyProbe, Support
+
+Value = str | int | float | bool | Sequence[str] | None
+
+CAPABILITIES: dict[str, Support] = {
+    "chat": "yes",
+    "completions": "yes",
+    "stream": "yes",
+    "stop": "yes",
+    "seed": "yes",
+    "logprobs": "yes",
+    "tokenize": "yes",
+    "cached_tokens": "yes",
+    "timings": "yes",
+    "drain": "yes",
+    "tools": "no",
+    "json_schema": "no",
+    "images": "no",
+}
+
+
+def launch_spec(
+    model_id: str,
+    options: Mapping[str, Value] | None = None,
+    *,
+    backend: str = "embedded",
+    drain_timeout_s: float = 30.0,
+    ready_timeout_s: float = 120.0,
+) -> LaunchSpec:
+    """One replica of `model_id`. `options` are flags of `inferloop serve` in snake case (`kv_memory_mib=256`,
+    `deterministic=True`, `script=["ttft_ms=5"]`); None and False leave a flag out."""
+    argv = [sys.executable, "-m", "inferloop", "serve", model_id, "--host", "127.0.0.1", "--port", "{port}"]
+    argv += ["--backend", backend, "--drain-timeout-s", f"{drain_timeout_s:g}"]
+    for name, value in (options or {}).items():
+        argv += _flag("--" + name.replace("_", "-"), value)
+    return LaunchSpec(
+        backend="serve",
+        argv=tuple(argv),
+        model_id=model_id,
+        ready=ReadyProbe("/health/ready", ready_timeout_s),
+        capabilities=dict(CAPABILITIES),
+        drain_timeout_s=drain_timeout_s,
+    )
+
+
+def _flag(flag: str, value: Value) -> list[str]:
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, str | int | float):
+        return [flag, str(value)]
+    return [part for item in value for part in (flag, item)]

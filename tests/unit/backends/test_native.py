@@ -1,0 +1,214 @@
+"""The native generator around the engine loop, with a runner whose answers are known in advance."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from inferloop.backends import bytecodec
+from inferloop.backends.native import NativeGenerator
+from inferloop.backends.protocols import Delta, GenerateRequest, Prompt
+from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, RequestError
+from inferloop.core.ids import TraceContext
+from inferloop.core.request import Sampling
+from inferloop.engine.compute.echo import EchoRunner, continuation
+from inferloop.engine.loop import EngineConfig
+from inferloop.engine.schedule.step import StepResult
+from inferloop.models.identity import ServingIdentity
+
+VOCAB = bytecodec.VOCAB_SIZE
+IDENTITY = ServingIdentity("m", "w", "none", "echo", "1", "t", "c")
+
+
+class ByteCodec:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        return bytecodec.render(Prompt(messages=tuple(dict(m) for m in messages)))
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        return bytecodec.render(Prompt(text=text))
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        return bytecodec.decode(ids)
+
+    def detokenizer(self) -> bytecodec.ByteDecoder:
+        return bytecodec.ByteDecoder()
+
+
+class GatedRunner(EchoRunner):
+    """Stands still while the gate is closed, fails when `broken`."""
+
+    broken = False
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def wait(self) -> StepResult:
+        assert self.gate.wait(10)
+        if self.broken:
+            raise RuntimeError("the device fell off the bus")
+        return super().wait()
+
+
+def runner() -> GatedRunner:
+    return GatedRunner(vocab_size=VOCAB, context_length=256, block_size=4, num_blocks=256)
+
+
+@contextlib.asynccontextmanager
+async def generator(r: EchoRunner | None = None, **config: Any) -> AsyncIterator[NativeGenerator]:
+    made = NativeGenerator(ByteCodec(), r or runner(), EngineConfig(**config), IDENTITY)
+    made.start()
+    try:
+        yield made
+    finally:
+        await asyncio.to_thread(made.stop)
+
+
+def request(prompt: str = "hello", request_id: str = "r", **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(request_id, TraceContext.new(), Prompt(text=prompt), Sampling(**sampling), 0)
+
+
+async def collect(g: NativeGenerator, r: GenerateRequest) -> list[Delta]:
+    return [delta async for delta in g.generate(r)]
+
+
+def ids_of(deltas: Iterable[Delta]) -> list[int]:
+    return [i for delta in deltas for i in delta.token_ids]
+
+
+def text_of(deltas: Iterable[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+async def settled(g: NativeGenerator) -> None:
+    for _ in range(1000):
+        _, stats = g.describe()
+        if stats.num_running == stats.num_waiting == stats.kv_blocks_used == 0:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"requests or blocks are left: {stats}")
+
+
+async def test_tokens_text_and_stamps() -> None:
+    expected = continuation(list(b"hello"), 40, VOCAB)
+    async with generator(max_step_tokens=3) as g:
+        deltas = await collect(g, request(max_tokens=40, num_logprobs=0))
+    assert ids_of(deltas) == expected
+    assert text_of(deltas) == bytecodec.decode(expected)
+    assert deltas[0].prompt_token_ids == tuple(b"hello")
+    assert [d.finish_reason for d in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == "length"
+    assert all(d.logprobs is not None and len(d.logprobs) == len(d.token_ids) for d in deltas)
+    times = deltas[-1].times
+    assert times is not None and times.t_tokenized_ns is not None and times.t_scheduled_ns is not None
+    assert times.t_first_token_ns == deltas[0].t_ns and times.t_last_token_ns == deltas[-1].t_ns
+    assert times.t_tokenized_ns <= times.t_scheduled_ns <= deltas[0].t_ns
+
+
+async def test_stop_string_trims_tokens_and_frees_the_engine() -> None:
+    ids = continuation(list(b"hello"), 60, VOCAB)
+    texts = [bytecodec.decode(ids[:n]) for n in range(61)]
+    stop = texts[60][20:23]
+    async with generator() as g:
+        deltas = await collect(g, request(max_tokens=60, stop=(stop,)))
+        await settled(g)
+    full = texts[60]
+    assert text_of(deltas) == full[: full.index(stop)]
+    num = next(n for n in range(61) if stop in texts[n])
+    assert ids_of(deltas) == ids[:num]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
+
+
+async def test_eos_ends_without_text() -> None:
+    ids = continuation(list(b"hello"), 30, VOCAB)
+    end = ids[10]
+    async with generator(eos_token_ids=(end,)) as g:
+        deltas = await collect(g, request(max_tokens=30))
+        ignoring = await collect(g, request(max_tokens=30, ignore_eos=True))
+    first = ids.index(end)
+    assert ids_of(deltas) == ids[: first + 1]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", None)
+    assert ids_of(ignoring) == ids
+
+
+async def test_stop_token_counts_but_has_no_text() -> None:
+    ids = continuation(list(b"hello"), 30, VOCAB)
+    first = ids.index(ids[10])
+    async with generator() as g:
+        deltas = await collect(g, request(max_tokens=30, stop_token_ids=(ids[10],)))
+    assert ids_of(deltas) == ids[: first + 1]
+    assert text_of(deltas) == bytecodec.decode(ids[:first])
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", ids[10])
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_leaving_at_any_time_frees_everything(seed: int) -> None:
+    """Queued, prefilling in chunks, decoding: closing the iterator or cancelling its task aborts the request, and the
+    others' answers do not change."""
+    rng = random.Random(seed)
+
+    async def leaver(g: NativeGenerator, i: int) -> None:
+        deltas = g.generate(request("x" * rng.randrange(1, 60), request_id="same", max_tokens=100))
+        with contextlib.suppress(TimeoutError):
+            async with contextlib.aclosing(deltas), asyncio.timeout(rng.random() * 0.05):
+                num = rng.randrange(0, 20)
+                async for _ in deltas:
+                    num -= 1
+                    if num < 0:
+                        break
+
+    async with generator(max_sequences=4, max_step_tokens=16) as g:
+        stayer = asyncio.create_task(collect(g, request("stay", max_tokens=100)))
+        await asyncio.gather(*(leaver(g, i) for i in range(40)))
+        assert ids_of(await stayer) == continuation(list(b"stay"), 100, VOCAB)
+        await settled(g)
+        assert g._inboxes == {}
+
+
+async def test_refusals_name_the_field_and_leave_nothing() -> None:
+    async with generator(context_length=64) as g:
+        assert g.describe()[0].context_length == 64
+        with pytest.raises(ContextLengthError) as refusal:
+            await collect(g, request("x" * 64))
+        assert refusal.value.param == "prompt"
+        chat = GenerateRequest(
+            "r", TraceContext.new(), Prompt(messages=({"role": "user", "content": "x" * 99},)), Sampling(), 0
+        )
+        with pytest.raises(ContextLengthError) as refusal:
+            await collect(g, chat)
+        assert refusal.value.param == "messages"
+        with pytest.raises(RequestError):
+            await collect(g, request("x", stop_token_ids=(VOCAB,)))
+
+
+async def test_a_full_queue_refuses_at_once() -> None:
+    r = runner()
+    async with generator(r, max_sequences=1, max_waiting=1) as g:
+        r.gate.clear()
+        accepted = [asyncio.create_task(collect(g, request(max_tokens=5))) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(OverloadedError):
+            await collect(g, request(max_tokens=5))
+        r.gate.set()
+        assert [ids_of(await task) for task in accepted] == [continuation(list(b"hello"), 5, VOCAB)] * 2
+
+
+async def test_a_broken_runner_ends_every_request() -> None:
+    r = runner()
+    async with generator(r) as g:
+        stream = g.generate(request(max_tokens=200))
+        await anext(stream)
+        r.broken = True
+        with pytest.raises(EngineError):
+            async for _ in stream:
+                pass
+        assert not g.describe()[1].alive
+        with pytest.raises(EngineError):
+            await collect(g, request())
