@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inferloop.cli.common import verb
 from inferloop.core.errors import UsageError, nearest
 
+if TYPE_CHECKING:
+    from inferloop.backends.native_load import NativeOptions
+    from inferloop.backends.scripted import Script
+    from inferloop.serve.config import ServeConfig
+
 
 class Backend(StrEnum):
+    embedded = "embedded"
     scripted = "scripted"
+
+
+class Dtype(StrEnum):
+    bf16 = "bf16"
+    fp32 = "fp32"
 
 
 class Capture(StrEnum):
@@ -29,13 +41,31 @@ class MetricAliases(StrEnum):
 
 @verb
 def serve(
-    model: Annotated[str, typer.Argument(help="Name under which the script answers.")],
+    model: Annotated[
+        str, typer.Argument(help="Catalogue name, GGUF file or model directory; any name with --backend scripted.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port and prints it.")] = 8000,
     port_file: Annotated[
         Path | None, typer.Option(help="Write the bound port as JSON here instead of to stdout.")
     ] = None,
-    backend: Annotated[Backend, typer.Option(help="scripted plays a timing script.")] = Backend.scripted,
+    backend: Annotated[
+        Backend, typer.Option(help="embedded: our engine; scripted: plays a timing script.")
+    ] = Backend.embedded,
+    served_model_name: Annotated[str | None, typer.Option(help="Name in the API, if not MODEL.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="What the engine computes in.")] = Dtype.bf16,
+    device: Annotated[str, typer.Option(help="Torch device: cpu, cuda, ...")] = "cpu",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="One answer per prompt and seed, whatever the batch (fp32; slower).")
+    ] = False,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests that run together.")] = 32,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Token budget of one step.")] = 256,
+    max_num_waiting: Annotated[int, typer.Option(min=0, help="Most requests that queue; more get a 503.")] = 256,
+    kv_memory_mib: Annotated[int, typer.Option(min=1, help="Memory for the KV cache.")] = 512,
+    context_length: Annotated[
+        int | None, typer.Option(min=2, help="Bound on prompt and output together, below the model's own.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; default is torch's choice.")] = None,
     script: Annotated[
         list[str] | None, typer.Option(help="scripted: KEY=VALUE of the script; may be repeated.")
     ] = None,
@@ -43,44 +73,86 @@ def serve(
     service: Annotated[str | None, typer.Option(help="Name of the service in events.")] = None,
     events: Annotated[Path | None, typer.Option(help="Append one JSON line per request to this file.")] = None,
     capture: Annotated[
-        Capture, typer.Option(help="What to keep of requests, in EVENTS with the suffix .content.jsonl.")
+        Capture, typer.Option(help="What to keep of requests, beside EVENTS in a file of its own.")
     ] = Capture.none,
     metric_aliases: Annotated[MetricAliases | None, typer.Option(help="Expose metrics under these names too.")] = None,
     drain_timeout_s: Annotated[
         float, typer.Option(min=0, help="On SIGTERM, how long running requests may take.")
     ] = 30.0,
 ) -> None:
-    """Serve one model over the OpenAI API. SIGTERM drains: health/ready turns 503, running requests finish.
+    """Serve one model over the OpenAI API. SIGTERM drains: /health/ready turns 503, running requests finish.
 
-    Example: inferloop serve demo --backend scripted --port 0 --script ttft_ms=20 --script tpot_ms=5
+    Example: inferloop serve smollm2-135m-instruct --port 8000
     """
-    from inferloop.backends.scripted import ScriptedGenerator
-    from inferloop.records.sink import DropSink, JsonlSink, Sink
-    from inferloop.serve.app import build_app
+    from inferloop.backends.native_load import NativeOptions
     from inferloop.serve.config import ServeConfig
-    from inferloop.serve.run import bind
-    from inferloop.serve.run import serve as run_server
 
     if capture is not Capture.none and events is None:
         raise UsageError("--capture needs --events, which says where to")
-    content_path = None if events is None or capture is Capture.none else events.with_suffix(".content.jsonl")
+    if script and backend is not Backend.scripted:
+        raise UsageError("--script needs --backend scripted")
     named: dict[str, Any] = {} if replica is None else {"replica": replica}
     config = ServeConfig(
         **named,
         service=service,
         metric_aliases=None if metric_aliases is None else metric_aliases.value,
         capture=capture.value,
-        content_path=content_path,
+        content_path=None if events is None or capture is Capture.none else events.with_suffix(".content.jsonl"),
         drain_timeout_s=drain_timeout_s,
+        node=platform.node() or None,
+        hardware=f"{platform.machine()} {device if backend is Backend.embedded else 'none'}",
     )
-    sock = bind(host, port)
-    sink: Sink = DropSink() if events is None else JsonlSink(events)
-    content_sink = None if content_path is None else JsonlSink(content_path)
-    generator = ScriptedGenerator(parse_script(script or []), model_id=model)
-    run_server(build_app(generator, config, sink, content_sink=content_sink), sock, port_file=port_file)
+    options = NativeOptions(
+        device=device,
+        dtype=dtype.value,
+        deterministic=deterministic,
+        max_sequences=max_num_seqs,
+        max_step_tokens=max_num_batched_tokens,
+        max_waiting=max_num_waiting,
+        kv_memory_mib=kv_memory_mib,
+        context_length=context_length,
+        num_threads=threads,
+    )
+    played = parse_script(script or []) if backend is Backend.scripted else None
+    _run(model, served_model_name, options, played, config, events, (host, port), port_file)
 
 
-def parse_script(pairs: list[str]) -> Any:
+def _run(
+    model: str,
+    served_model_name: str | None,
+    options: NativeOptions,
+    script: Script | None,
+    config: ServeConfig,
+    events: Path | None,
+    address: tuple[str, int],
+    port_file: Path | None,
+) -> None:
+    """Take the port, open the files, only then load the model: what can fail fast fails first."""
+    from inferloop.backends.scripted import ScriptedGenerator
+    from inferloop.records.sink import DropSink, JsonlSink
+    from inferloop.serve.app import build_app
+    from inferloop.serve.run import bind
+    from inferloop.serve.run import serve as run_server
+
+    with bind(*address) as sock:
+        sink = DropSink() if events is None else JsonlSink(events)
+        content_sink = None if config.content_path is None else JsonlSink(config.content_path)
+        if script is not None:
+            scripted = ScriptedGenerator(script, model_id=served_model_name or model)
+            run_server(build_app(scripted, config, sink, content_sink=content_sink), sock, port_file=port_file)
+            return
+        from inferloop.backends.native_load import load_native
+        from inferloop.models.resolve import resolve
+
+        native = load_native(resolve(model), options, served_name=served_model_name)
+        native.start()
+        try:
+            run_server(build_app(native, config, sink, content_sink=content_sink), sock, port_file=port_file)
+        finally:
+            native.stop()
+
+
+def parse_script(pairs: list[str]) -> Script:
     """KEY=VALUE pairs to a Script. Raises UsageError naming the key, with the nearest valid one."""
     from inferloop.backends.scripted import Script
 
