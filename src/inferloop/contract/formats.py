@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import yaml
 
-from inferloop.contract.located import MAX_DEPTH, Located, Scalar, join, locate
+from inferloop.contract.located import MAX_DEPTH, Located, Scalar, is_sound_text, join, locate
 from inferloop.core.errors import ContractError
 
 MAX_NODES = 100_000
@@ -92,6 +92,8 @@ class _YamlTree:
             items = [self.read(n, f"{path}[{i}]", None, depth + 1) for i, n in enumerate(node.value)]
             return Located(items, line, path)
         assert isinstance(node, yaml.ScalarNode), "a node is a mapping, a sequence or a scalar"
+        if not is_sound_text(node.value):
+            raise self._error("holds half of a surrogate pair, which is no text", line, path)
         return Located(_yaml_scalar(node), line, path)
 
     def _children(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Located]:
@@ -101,6 +103,8 @@ class _YamlTree:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self._error("keys must be words", line, path)
             key = str(key_node.value)
+            if not is_sound_text(key):
+                raise self._error("keys must be words", line, path)
             if key in children:
                 raise _duplicate(key, path, self._file, line)
             children[key] = self.read(value_node, join(path, key), line, depth + 1)
@@ -126,7 +130,7 @@ def parse_toml(text: str, file: str | None) -> Located:
     except (tomllib.TOMLDecodeError, ValueError) as error:
         found = re.search(r"\(at line (\d+)", str(error))
         line = int(found[1]) if found else None
-        raise ContractError(f"is not valid TOML: {error}", file=file, line=line) from error
+        raise ContractError(f"is not valid TOML: {_reason(error)}", file=file, line=line) from error
     return _located_in(file, value, _toml_lines(text))
 
 
@@ -164,7 +168,7 @@ def parse_json(text: str, file: str | None) -> Located:
     except json.JSONDecodeError as error:
         raise ContractError(f"is not valid JSON: {error.msg}", file=file, line=error.lineno) from error
     except ValueError as error:
-        raise ContractError(f"is not valid JSON: {error}", file=file) from error
+        raise ContractError(f"is not valid JSON: {_reason(error)}", file=file) from error
     keys = iter(_json_key_lines(text))
     lines: dict[str, int] = {"": 1}
 
@@ -201,6 +205,11 @@ def _json_key_lines(text: str) -> list[int]:
         elif token.startswith('"'):
             last_string_line = line
     return found
+
+
+def _reason(error: ValueError) -> str:
+    """The parser's words, but for the interpreter's own limit on the digits of a number."""
+    return "a number has too many digits" if str(error).startswith("Exceeds the limit") else str(error)
 
 
 def _located_in(file: str | None, value: object, lines: Mapping[str, int]) -> Located:

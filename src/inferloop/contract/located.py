@@ -32,8 +32,10 @@ def locate(value: object, path: str = "", lines: Mapping[str, int] | None = None
     line = _line_of(path, lines) if lines else None
     if depth > MAX_DEPTH:
         raise ContractError("is nested too deeply", line=line, key=path)
+    if not is_sound_text(value):
+        raise ContractError("holds half of a surrogate pair, which is no text", line=line, key=path or None)
     if isinstance(value, Mapping):
-        bad = next((k for k in value if not isinstance(k, str)), None)
+        bad = next((k for k in value if not isinstance(k, str) or not is_sound_text(k)), None)
         if bad is not None:
             raise ContractError(f"keys must be words, not {bad!r}", line=line, key=path or None)
         return Located({k: locate(v, join(path, k), lines, depth + 1) for k, v in value.items()}, line, path)
@@ -42,6 +44,11 @@ def locate(value: object, path: str = "", lines: Mapping[str, int] | None = None
     if value is None or isinstance(value, bool | int | float | str):
         return Located(value, line, path)
     raise ContractError(f"a {type(value).__name__} has no meaning here", line=line, key=path or None)
+
+
+def is_sound_text(value: object) -> bool:
+    """Whether text, if it is text, can be written down again: no lone surrogates, which escapes can smuggle in."""
+    return not isinstance(value, str) or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def join(path: str, key: str) -> str:

@@ -10,6 +10,7 @@ from inferloop.contract.located import Located, kind_of
 from inferloop.core.errors import ContractError, ContractProblemsError, nearest
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)")
+_NUMBER_LIKE = re.compile(r"([-+]?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(%|[A-Za-z/]*)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -92,8 +93,7 @@ def as_number(
 ) -> float | None:
     value = node.value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        quoted = isinstance(value, str) and re.fullmatch(r"[-+.\d_eE ]+", value.strip())
-        problems.add(node, f"must be a number, not {kind_of(node)}", "write it without quotes" if quoted else None)
+        problems.add(node, f"must be a number, not {kind_of(node)}", _number_hint(value))
         return None
     if isinstance(value, float) and not math.isfinite(value):
         problems.add(node, f"must be a finite number, not {value}")
@@ -108,9 +108,25 @@ def as_number(
     return float(value) + 0.0  # turns -0.0 into 0.0: one meaning, one digest
 
 
+def _number_hint(value: object) -> str | None:
+    """How to write what was probably meant."""
+    found = _NUMBER_LIKE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        return None
+    number, unit = found[1].replace("_", ""), found[2]
+    if unit == "%":
+        return f"write {float(number) / 100:g}"
+    if unit:
+        return f"write {number}; the unit belongs to the key"
+    return f"write {number}, without quotes"
+
+
 def as_text(node: Located, problems: Problems, choices: Iterable[str] = ()) -> str | None:
     if not isinstance(node.value, str) or not node.value.strip():
         problems.add(node, f"must be a word, not {kind_of(node)}")
+        return None
+    if not node.value.isprintable():
+        problems.add(node, f"must be printable on one line, not {kind_of(node)}")
         return None
     names = list(choices)
     if names and node.value not in names:

@@ -171,7 +171,12 @@ def test_model_text_splits_at_the_last_precision(text: str, model_id: str, weigh
         ({"qps": float("nan")}, "qps: must be a finite number"),
         ({"qps": {"avg": float("inf")}}, "qps.avg: must be a finite number"),
         ({"qps": True}, "qps: must be a number, not the truth value true"),
-        ({"qps": "18"}, "write it without quotes"),
+        ({"qps": "18"}, "write 18, without quotes"),
+        ({"qps": "1_000"}, "write 1000, without quotes"),
+        ({"prefix_reuse": "55%"}, "write 0.55"),
+        ({"slo": {"ttft_p95_ms": "450 ms"}}, "write 450; the unit belongs to the key"),
+        ({"model": "a\nb"}, "must be printable on one line"),
+        ({"model": "\ud800"}, "half of a surrogate pair"),
         ({"qps": 10**400}, "must be at most"),
         ({"input_tokens": {"p50": 100, "p95": 50}}, "p95 is 50, below p50 which is 100"),
         ({"input_tokens": {"mean": 100}}, "a mean says nothing about the tail"),
@@ -252,6 +257,8 @@ def test_every_problem_is_told_at_once_in_order(root: Path) -> None:
         ("a.json", '{"model": "x",\n "qps": 1,\n "qps": 2}', 3, "qps"),
         ("a.json", '{"model": "a:b\\"c",\n "input_tokens": 1, "output_tokens": 1, "qps":\n NaN}', 2, "qps"),
         ("a.json", '{"model": "x",}', 1, None),
+        ("a.json", '{"qps": 1,\n "model": "\\ud800"}', 2, "model"),
+        ("a.yaml", 'qps: 1\nmodel: "\\ud800"\n', 2, "model"),
     ],
 )
 def test_lines_are_named_in_every_format(root: Path, name: str, text: str, line: int, key: str | None) -> None:

@@ -64,7 +64,7 @@ def contracts(draw: st.DrawFn) -> dict[str, Any]:
         "cost": st.fixed_dictionaries({}, optional={"usd_per_hour": positive, "usd_per_mtok": positive}),
         "privacy": st.fixed_dictionaries({}, optional={"capture": st.just("text"), "retain_days": st.integers(0, 999)}),
     }
-    model = st.text(min_size=1).filter(str.strip) | st.fixed_dictionaries(
+    model = st.text(min_size=1).filter(lambda t: t.isprintable() and bool(t.strip())) | st.fixed_dictionaries(
         {"id": st.just("m")}, optional={"precision": precision | parts}
     )
     result: dict[str, Any] = draw(st.fixed_dictionaries({"model": model}, optional=whole))
