@@ -1,0 +1,89 @@
+"""`inferloop eval SUITE --target URL`: run a quality suite against a running service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from inferloop.backends.http import HttpError
+from inferloop.cli.common import JsonOption, print_json, run_async, stderr, stdout, verb
+from inferloop.contract.workload import QualityGate
+from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.evals.load import load_suite
+from inferloop.evals.run import CaseResult, EvalRun, run_suite
+
+EXIT_NEGATIVE = 1
+
+
+@verb
+def eval(  # noqa: A001  the verb is called that
+    suite: Annotated[Path, typer.Argument(help="A suite file, such as evals/assistant.yaml.")],
+    target: Annotated[str, typer.Option(help="URL of the service.", show_default=False)],
+    model: Annotated[str | None, typer.Option(help="Model name to ask for; default: the first that is listed.")] = None,
+    minimum: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Gate: the score to reach.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Cases in flight.")] = 4,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that one exchange may take.")] = 60.0,
+    json_output: JsonOption = False,
+) -> None:
+    """Ask every case of a suite and score the answers. Cases that fail to run stay in the count.
+
+    Exit code 1 when a gate was given and not passed, or when a case was wrong.
+
+    Example: inferloop eval evals/assistant.yaml --target http://127.0.0.1:8000 --minimum 0.9
+    """
+    if not target.startswith(("http://", "https://")):
+        raise UsageError(f"--target {target!r} is not a URL; it looks like http://127.0.0.1:8000")
+    loaded = load_suite(suite)
+
+    async def main() -> EvalRun:
+        try:
+            return await run_suite(
+                loaded,
+                target,
+                model=model,
+                concurrency=concurrency,
+                timeout_s=timeout_s,
+                on_result=None if json_output else _tell,
+            )
+        except HttpError as error:
+            raise EnvironmentLacksError(
+                f"the target does not answer: {error}", fix="Is the service running?"
+            ) from error
+
+    run = run_async(main)
+    gate = QualityGate(str(suite), minimum) if minimum is not None else None
+    summary = run.summary(gate)
+    if json_output:
+        print_json(summary)
+    else:
+        _show(run, summary)
+    right = run.tally.worst == 1.0
+    if (gate and summary["verdict"] != "pass") or (not gate and not right):
+        raise typer.Exit(EXIT_NEGATIVE)
+
+
+def _tell(result: CaseResult) -> None:
+    if result.score.value != 1.0:
+        outcome = "wrong" if result.score.status == "scored" else result.score.status
+        stderr.print(f"{outcome}: {result.case.id}: {result.score.reason}", markup=False)
+
+
+def _show(run: EvalRun, summary: dict[str, Any]) -> None:
+    table = Table(title=f"{run.suite.name} at {run.target}", title_justify="left")
+    for name in ("tag", "cases", "scored", "score"):
+        table.add_column(name, justify="left" if name == "tag" else "right")
+    for name, tally in [*run.by_tag.items(), ("all", run.tally)]:
+        score = "-" if tally.score is None else f"{tally.score:.3f}"
+        table.add_row(name, str(tally.total), str(tally.scored), score)
+    stdout.print(table)
+    low, high = run.tally.interval
+    mde = run.tally.mde
+    stdout.print(f"95 % interval {low:.3f} to {high:.3f}" + (f"; detects a drop of {mde:.3f}" if mde else ""))
+    if run.tally.unscored:
+        stdout.print(f"counting cases without a score: between {run.tally.worst:.3f} and {run.tally.best:.3f}")
+    stdout.print(f"gate: {summary['verdict']}")
+    for reason in summary["reasons"]:
+        stdout.print(f"  {reason}", markup=False)

@@ -1,0 +1,59 @@
+"""`inferloop report RUN`: the HTML page of a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from inferloop.cli.common import JsonOption, print_json, stdout, verb
+from inferloop.core.digest import plain
+from inferloop.core.errors import InferloopError, UsageError
+from inferloop.pages.report import render_report
+from inferloop.records.files import write_atomic
+from inferloop.records.header import REPORT
+from inferloop.records.run import RunRecord, open_run
+
+
+@verb
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder, or its run.json.")],
+    other: Annotated[Path | None, typer.Argument(help="A second run, to compare with.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write; default: report.html in the run folder.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Write one HTML file that shows a run. It opens offline, on any device.
+
+    Example: inferloop report runs/20260102T030405Z-up-assistant-0a1b2c3d
+    """
+    if other is not None:
+        raise UsageError("a report shows one run; comparing two side by side is not supported")
+    record = open_run(run)
+    target = output or record.path / REPORT
+    if target.is_dir():
+        raise UsageError(f"{target} is a directory; name a file")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, render_report(report_input(record)).encode())
+    except OSError as error:
+        raise InferloopError(f"cannot write {target}: {error.strerror or error}") from error
+    if json_output:
+        print_json({"run": str(record.path), "report": str(target), "status": record.status})
+    else:
+        stdout.print(str(target), soft_wrap=True)
+
+
+def report_input(record: RunRecord) -> dict[str, Any]:
+    """What pages.report.render_report takes, from a run as it lies on disk. Raises RecordError."""
+    text = record.header.options.get("contract_text")
+    return {
+        "header": plain(record.header),
+        "summary": record.summary,
+        "status": record.status,
+        "requests": record.timings,
+        "stages": [plain(event) for event in record.stages],
+        "contract_text": text if isinstance(text, str) else None,
+    }

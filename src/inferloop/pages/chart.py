@@ -1,0 +1,209 @@
+"""Line and scatter charts in Bokeh, each as a light and a dark document that the page chooses between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Colours of one scheme. Series differ in marker and dash too, never in colour alone."""
+
+    ink: str
+    soft: str
+    line: str
+    ground: str
+    series: tuple[str, ...]
+    bad: str
+
+
+LIGHT = Palette("#1c2024", "#5f6772", "#dfe3e8", "#ffffff", ("#1f5fbf", "#0f8a8a", "#8a5a00"), "#b3261e")
+DARK = Palette("#e4e7eb", "#98a1ad", "#2e343c", "#14171a", ("#82b1ff", "#5cd0d0", "#e6b450"), "#ff8a80")
+_MARKERS = ("circle", "square", "triangle")
+_DASHES = ("solid", "dashed", "dotted")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points in the order of x; a None y is a gap. `connected` False draws markers alone."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    connected: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """`limit` shades all above it as out of bounds. `failed_x` marks instants of failures along the top."""
+
+    x_title: str
+    y_title: str
+    series: tuple[Series, ...]
+    limit: float | None = None
+    limit_name: str = ""
+    failed_x: tuple[float, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not any(y is not None for s in self.series for y in s.y)
+
+
+def both_schemes(chart: Chart) -> dict[str, Any]:
+    """{light, dark}: Bokeh's embeddable JSON items of the chart."""
+    return {"light": _item(chart, LIGHT), "dark": _item(chart, DARK)}
+
+
+def _item(chart: Chart, palette: Palette) -> dict[str, Any]:
+    from bokeh.embed import json_item
+
+    item: dict[str, Any] = json_item(_figure(chart, palette))
+    return item
+
+
+def _figure(chart: Chart, palette: Palette) -> Any:
+    from bokeh.models import BoxAnnotation, ColumnDataSource, HoverTool, Label, Range1d
+    from bokeh.plotting import figure
+
+    top = _top(chart)
+    right = max((x for s in chart.series for x in s.x), default=1.0)
+    plot = figure(
+        height=290,
+        sizing_mode="stretch_width",
+        toolbar_location=None,
+        tools="",
+        x_axis_label=chart.x_title,
+        y_axis_label=chart.y_title,
+        y_range=Range1d(0, top),
+        x_range=Range1d(0, right * 1.06 or 1.0),
+        background_fill_color=palette.ground,
+        border_fill_color=palette.ground,
+        outline_line_color=None,
+        min_border_right=12,
+    )
+    if chart.limit is not None and chart.limit < top:
+        plot.add_layout(BoxAnnotation(bottom=chart.limit, fill_color=palette.bad, fill_alpha=0.09, line_color=None))
+        plot.add_layout(BoxAnnotation(bottom=chart.limit, top=chart.limit, line_color=palette.bad, line_width=1.5))
+        plot.add_layout(
+            Label(
+                x=0,
+                y=chart.limit,
+                x_offset=6,
+                y_offset=4,
+                text=chart.limit_name,
+                text_color=palette.bad,
+                text_font_size="11px",
+            )
+        )
+    for i, series in enumerate(chart.series):
+        kept = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
+        source = ColumnDataSource({"x": [x for x, _ in kept], "y": [y for _, y in kept]})
+        colour = palette.series[i % len(palette.series)]
+        if series.connected and len(kept) > 1:
+            plot.line(
+                "x", "y", source=source, color=colour, line_width=2, line_dash=_DASHES[i % 3], legend_label=series.name
+            )
+        marks = plot.scatter(
+            "x",
+            "y",
+            source=source,
+            color=colour,
+            marker=_MARKERS[i % 3],
+            size=7 if series.connected else 5,
+            fill_alpha=1.0 if series.connected else 0.6,
+            line_alpha=1.0 if series.connected else 0.0,
+            legend_label=series.name,
+        )
+        tip = [(chart.x_title, "@x{0,0.[00]}"), (f"{series.name}, {chart.y_title}", "@y{0,0.[00]}")]
+        plot.add_tools(HoverTool(renderers=[marks], tooltips=tip))
+    if chart.failed_x:
+        plot.scatter(
+            list(chart.failed_x),
+            [top * 0.97] * len(chart.failed_x),
+            marker="x",
+            size=8,
+            line_width=2,
+            color=palette.bad,
+            legend_label="failed",
+        )
+    _dress(plot, palette, several=len(chart.series) + bool(chart.failed_x) > 1)
+    return plot
+
+
+def _top(chart: Chart) -> float:
+    """The upper end of y: all points, and the limit unless the points stay far below it."""
+    highest = max((y for s in chart.series for y in s.y if y is not None), default=1.0)
+    if chart.limit is not None and chart.limit <= highest * 4:
+        highest = max(highest, chart.limit * 1.15)
+    return highest * 1.12 or 1.0
+
+
+def _dress(plot: Any, palette: Palette, *, several: bool) -> None:
+    for axis in (plot.xaxis, plot.yaxis):
+        axis.axis_line_color = palette.line
+        axis.major_tick_line_color = palette.line
+        axis.minor_tick_line_color = None
+        axis.major_label_text_color = palette.soft
+        axis.major_label_text_font_size = "11px"
+        axis.axis_label_text_color = palette.soft
+        axis.axis_label_text_font_size = "12px"
+        axis.axis_label_text_font_style = "normal"
+        axis.formatter.use_scientific = False
+    plot.xgrid.grid_line_color = None
+    plot.ygrid.grid_line_color = palette.line
+    legend = plot.legend[0] if plot.legend else None
+    if legend is None:
+        return
+    legend.visible = several
+    legend.orientation = "horizontal"
+    legend.label_text_color = palette.ink
+    legend.label_text_font_size = "11px"
+    legend.background_fill_alpha = 0.0
+    legend.border_line_color = None
+    legend.padding = 0
+    legend.spacing = 14
+    legend.margin = 4
+    plot.add_layout(legend, "above")
+
+
+@cache
+def bokeh_script() -> str:
+    """Bokeh's own JavaScript, from its installed package."""
+    from bokeh.resources import Resources
+
+    resources = Resources(mode="inline", components=["bokeh"])
+    return "\n".join(script for script in resources.js_raw if not script.startswith("Bokeh.set_log_level"))
+
+
+def all_numbers(values: Sequence[Any]) -> tuple[float | None, ...]:
+    """Values of JSON as floats, None for what is not a finite number."""
+    import math
+
+    return tuple(
+        float(v) if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) else None
+        for v in values
+    )
+
+
+DRAW = """
+"use strict";
+(function () {
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const holders = Array.from(document.querySelectorAll("[data-chart]"));
+  async function draw() {
+    for (const holder of holders) {
+      const items = JSON.parse(document.getElementById(holder.dataset.chart).textContent);
+      holder.replaceChildren();
+      await Bokeh.embed.embed_item(dark.matches ? items.dark : items.light, holder.id);
+    }
+    document.documentElement.dataset.charts = "drawn";
+  }
+  Bokeh.set_log_level("error");
+  dark.addEventListener("change", draw);
+  draw();
+})();
+"""
+"""Draws every chart of a page, again when the colour scheme changes."""

@@ -1,0 +1,125 @@
+"""Which charts a report has: latency and throughput against load, latency over time. Each carries its words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from inferloop.core.units import NS_PER_S
+from inferloop.measure.timing import RequestTiming, ttft_ms
+from inferloop.pages.chart import Chart, Series, all_numbers, both_schemes
+from inferloop.pages.document import data_block
+from inferloop.pages.html import tag
+from inferloop.pages.text import METRICS, number
+
+_SHOWN = ("ttft_ms", "tpot_ms", "ttlt_ms")
+_PERCENTILES = ("p50", "p95", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A chart with its heading and what it shows in words, for those who do not see it."""
+
+    anchor: str
+    title: str
+    chart: Chart
+    words: str
+
+    def html(self) -> Markup:
+        holder = f"plot-{self.anchor}"
+        return tag(
+            "figure",
+            tag("h3", self.title),
+            data_block(f"data-{self.anchor}", both_schemes(self.chart)),
+            tag("div", id=holder, class_="plot", data_chart=f"data-{self.anchor}", role="img", aria_label=self.words),
+            tag("figcaption", self.words),
+        )
+
+
+def frontier_charts(
+    points: Sequence[Mapping[str, Any]], objectives: Sequence[tuple[str, str, float]]
+) -> list[Described]:
+    """One chart per latency that has data, and one of throughput. `objectives`: (metric, label, limit)."""
+    loaded = sorted((p for p in points if _rate(p) is not None), key=lambda p: _rate(p) or 0.0)
+    x = all_numbers([_rate(p) for p in loaded])
+    charts = []
+    for metric in _SHOWN:
+        limits = [(label, limit) for m, label, limit in objectives if m == metric]
+        label, limit = limits[0] if limits else ("", None)
+        series = tuple(
+            Series(name, _only(x), all_numbers([_latency(p, metric).get(name) for p in loaded]))
+            for name in _PERCENTILES
+        )
+        series = tuple(s for s in series if any(y is not None for y in s.y))
+        chart = Chart("achieved queries/s", "ms", series, limit, label)
+        if not chart.empty:
+            title = f"{METRICS[metric]} against load"
+            charts.append(Described(metric.removesuffix("_ms"), title, chart, _latency_words(metric, chart)))
+    tokens = Chart(
+        "achieved queries/s",
+        "output tokens/s",
+        (Series("output tokens/s", _only(x), all_numbers([p.get("output_tok_s") for p in loaded])),),
+    )
+    if not tokens.empty:
+        best = max(y for y in tokens.series[0].y if y is not None)
+        words = f"The most measured is {number(best)} output tokens per second, all requests together."
+        charts.append(Described("tokens", "Throughput against load", tokens, words))
+    return charts
+
+
+def over_time(rows: Sequence[RequestTiming]) -> Described | None:
+    """TTFT of each request at the second it was sent; None without a token."""
+    if not rows:
+        return None
+    start = min(r.t_send_ns for r in rows)
+    seen = sorted(((r.t_send_ns - start) / NS_PER_S, ttft_ms(r)) for r in rows if r.chunks and r.ok)
+    failed = tuple(sorted((r.t_send_ns - start) / NS_PER_S for r in rows if not r.ok))
+    if not seen:
+        return None
+    series = Series("TTFT", tuple(x for x, _ in seen), tuple(y for _, y in seen), connected=False)
+    values = sorted(y for _, y in seen if y is not None)
+    half = len(seen) // 2
+    words = f"TTFT of {len(seen)} requests lay between {number(values[0])} and {number(values[-1])} ms."
+    if half >= 10:
+        early = sorted(y for _, y in seen[:half] if y is not None)[half // 2]
+        late = sorted(y for _, y in seen[half:] if y is not None)[(len(seen) - half) // 2]
+        words += (
+            f" Its median was {number(early)} ms in the first half of the requests and {number(late)} ms in the second."
+        )
+    if failed:
+        words += f" {len(failed)} failed; crosses along the top mark when they were sent."
+    return Described(
+        "time", "TTFT over time", Chart("seconds after the start", "ms", (series,), failed_x=failed), words
+    )
+
+
+def _latency_words(metric: str, chart: Chart) -> str:
+    shown = chart.series[-1] if len(chart.series) < 2 else chart.series[1]
+    known = [(x, y) for x, y in zip(shown.x, shown.y, strict=True) if y is not None]
+    (x0, y0), (x1, y1) = known[0], known[-1]
+    words = f"{METRICS[metric]} {shown.name}: {number(y0)} ms at {number(x0)} queries/s"
+    if len(known) > 1:
+        words += f", {number(y1)} ms at {number(x1)} queries/s"
+    words += "."
+    if chart.limit is not None:
+        over = sum(y > chart.limit for _, y in known)
+        words += f" The objective is {chart.limit_name}; "
+        words += f"{over} of {len(known)} points exceed {number(chart.limit)} ms." if over else "no point exceeds it."
+    return words
+
+
+def _rate(point: Mapping[str, Any]) -> float | None:
+    found = all_numbers([point.get("achieved_qps")])[0]
+    return found if found is not None else all_numbers([point.get("offered_qps")])[0]
+
+
+def _latency(point: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    found = point.get(metric)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _only(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(v for v in values if v is not None)

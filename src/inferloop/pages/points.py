@@ -1,0 +1,78 @@
+"""What was measured under load: the points, their percentiles, their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from inferloop.pages.html import Child, Column, grouped_table, table, tag
+from inferloop.pages.text import ABSENT, METRICS, number, percent, percentile, verdict
+from inferloop.pages.verdicts import Json, mapping
+
+_PERCENTILES = ("p50", "p95", "p99")
+
+
+def point_name(point: Json) -> str:
+    """`open, 2.5 queries/s` or `serial`."""
+    mode = str(point.get("mode") or "point")
+    offered = number(point.get("offered_qps"))
+    return mode if offered == ABSENT else f"{mode}, {offered}/s"
+
+
+def points_table(points: Sequence[Json]) -> Markup:
+    """One row per point."""
+    judged = any(_verdict(p) for p in points)
+    rows: list[list[Child]] = []
+    for p in points:
+        row: list[Child] = [
+            point_name(p),
+            number(p.get("achieved_qps")),
+            number(p.get("num_requests")),
+            number(p.get("output_tok_s")),
+            percent(mapping(p.get("errors")).get("rate")),
+            "yes" if p.get("certified") else "no",
+        ]
+        rows.append([*row, verdict(_verdict(p))] if judged else row)
+    columns = [
+        Column("Load offered"),
+        Column("Achieved/s", True),
+        Column("Requests", True),
+        Column("Output tok/s", True),
+        Column("Errors", True),
+        Column("p95 certified", True),
+    ]
+    return table("Load points, in the order in which they ran", [*columns, Column("SLO")] if judged else columns, rows)
+
+
+def percentiles_table(points: Sequence[Json]) -> Markup:
+    """A group per latency, one row per point. Nulls say how many more requests they would need."""
+    groups: list[tuple[str | None, list[list[Child]]]] = []
+    for metric, name in METRICS.items():
+        rows: list[list[Child]] = []
+        for point in points:
+            latency = mapping(point.get(metric))
+            if latency.get("num_samples") or latency.get("mean") is not None:
+                cells = [percentile(latency, p) for p in _PERCENTILES]
+                rows.append([point_name(point), number(latency.get("mean")), *cells])
+        if rows:
+            groups.append((name, rows))
+    columns = [Column("ms"), Column("mean", True), *(Column(p, True) for p in _PERCENTILES)]
+    caption = "Failures count as infinitely slow in the percentiles; the mean is over successes alone"
+    return grouped_table(caption, columns, groups)
+
+
+def errors_table(points: Sequence[Json]) -> Markup:
+    """Requests that failed, by class and point."""
+    rows: list[list[Child]] = [
+        [name, point_name(p), number(count)]
+        for p in points
+        for name, count in mapping(mapping(p.get("errors")).get("by_class")).items()
+    ]
+    if not rows:
+        return tag("p", "No request failed.")
+    return table("Failed requests by class", [Column("Class"), Column("Load"), Column("Requests", True)], rows)
+
+
+def _verdict(point: Json) -> object:
+    return mapping(point.get("slo")).get("verdict") or point.get("verdict")

@@ -1,0 +1,128 @@
+"""The report of one run: a single HTML file that opens anywhere, offline, and asks nothing of the network.
+
+Plain values in, HTML out. Holes in old or interrupted records are shown as such and never stop the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+from markupsafe import Markup
+
+from inferloop.measure.timing import RequestTiming
+from inferloop.pages.chart import DRAW, bokeh_script
+from inferloop.pages.charts import Described, frontier_charts, over_time
+from inferloop.pages.document import document
+from inferloop.pages.html import Child, section, tag
+from inferloop.pages.origin import definitions, origin, stages
+from inferloop.pages.points import errors_table, percentiles_table, point_name, points_table
+from inferloop.pages.quality import quality
+from inferloop.pages.sizing import headline, sizing
+from inferloop.pages.text import instant, verdict, words
+from inferloop.pages.verdicts import Json, declared, judged_point, mapping, mappings, slo_of, slo_table
+from inferloop.pages.waterfall import waterfall
+
+VERB_WORDS = {"bench": "Benchmark", "up": "Service", "eval": "Quality suite", "plan": "Plan"}
+
+
+def render_report(run: Mapping[str, Any]) -> str:
+    """The page of a run.
+
+    `run`: header (run.json), summary (summary.json or None), status (running | complete | interrupted | void; default
+    the header's), requests (RequestTiming, optional), stages (lines of stages.jsonl, optional), contract_text (the file
+    as written, optional).
+    """
+    header, summary = mapping(run.get("header")), mapping(run.get("summary"))
+    rows: Sequence[RequestTiming] = run.get("requests") or ()
+    parts = _sections(run, header, summary, rows)
+    links = tag("ul", [tag("li", tag("a", title, href=f"#{anchor}")) for anchor, title, _ in parts])
+    service = str(header.get("service") or "service")
+    body: list[Child] = [
+        tag("a", "Skip to the results", href="#results", class_="skip"),
+        _head(run, header, summary, service),
+        tag("nav", links, aria_label="Parts of this report"),
+        tag("main", [section(anchor, title, content) for anchor, title, content in parts], id="results"),
+        tag("footer", tag("p", "Written by inferloop. This file needs no network and sends nothing.")),
+    ]
+    drawn = any("data-chart=" in str(content) for _, _, content in parts)
+    return document(f"{service}: inferloop report", body, scripts=(bokeh_script(), DRAW) if drawn else ())
+
+
+def _sections(
+    run: Mapping[str, Any], header: Json, summary: Json, rows: Sequence[RequestTiming]
+) -> list[tuple[str, str, list[Child]]]:
+    """(anchor, title, content) of each part that has something to say."""
+    points = mappings(summary.get("points"))
+    slo = slo_of(summary)
+    parts: list[tuple[str, str, list[Child]]] = []
+    if slo:
+        at = None if summary.get("slo") else judged_point(summary)
+        said = f"At the highest load that keeps them, else the lowest measured: {point_name(at)}." if at else None
+        parts.append(("verdict", "Objectives", [tag("p", said, class_="soft") if said else None, slo_table(slo)]))
+    if points:
+        charts = frontier_charts(points, declared(summary, header))
+        parts.append(("frontier", "Frontier", [_grid(charts), points_table(points)]))
+        parts.append(("percentiles", "Latency", [percentiles_table(points), errors_table(points)]))
+    sized = sizing(summary, header)
+    if sized:
+        parts.append(("sizing", "Sizing", [sized]))
+    gate = summary if "cases" in summary else mapping(summary.get("quality"))
+    if gate:
+        parts.append(("quality", "Quality gate", [quality(gate)]))
+    timeline, bars = over_time(rows), waterfall(rows)
+    if timeline or bars:
+        parts.append(("requests", "Requests", [timeline.html() if timeline else None, bars]))
+    done = stages(mappings(run.get("stages")), header)
+    if done:
+        parts.append(("stages", "Stages", [done]))
+    parts.append(("origin", "How it was measured", [origin(header), definitions()]))
+    text = _contract_text(run, header)
+    if text:
+        parts.append(("contract", "Contract", [tag("pre", text, tabindex=0, aria_label="The contract")]))
+    return parts
+
+
+def _head(run: Mapping[str, Any], header: Json, summary: Json, service: str) -> Markup:
+    value = summary.get("verdict", header.get("verdict"))
+    status = run.get("status") or header.get("status")
+    verb = str(header.get("verb") or "run")
+    kicker = " \u00b7 ".join(t for t in (VERB_WORDS.get(verb, verb), instant(header.get("t_start_wall_ns"))) if t)
+    reasons = words(summary.get("reasons") or header.get("reasons"))
+    listed = tag("ul", [tag("li", reason) for reason in reasons]) if reasons else None
+    banners: list[Markup] = []
+    if value == "void" or status == "void":
+        banners.append(
+            _banner("void", "This run is void: a self-check failed, so its numbers must not be used.", listed)
+        )
+        listed = None
+    if status in ("running", "interrupted"):
+        word = "was interrupted" if status == "interrupted" else "is still running"
+        banners.append(
+            _banner("incomplete", f"This run is incomplete: it {word}. What it recorded until then is shown.")
+        )
+    elif run.get("summary") is None:
+        banners.append(_banner("incomplete", "This run has no summary. What it recorded is shown."))
+    told = headline(summary)
+    lead = [tag("p", verdict(value), class_="lead") if value is not None else None, tag("p", told) if told else None]
+    return tag("header", tag("p", kicker, class_="kicker"), tag("h1", service), lead, listed, banners, class_="page")
+
+
+def _banner(kind: str, text: str, *more: Child) -> Markup:
+    return tag("div", tag("p", tag("strong", text)), *more, class_=f"banner {kind}", role="note")
+
+
+def _grid(charts: Sequence[Described]) -> Markup | None:
+    return tag("div", [c.html() for c in charts], class_="charts") if charts else None
+
+
+def _contract_text(run: Mapping[str, Any], header: Json) -> str | None:
+    """The contract as written, else as understood."""
+    if run.get("contract_text"):
+        return str(run["contract_text"])
+    contract = header.get("contract")
+    if not isinstance(contract, Mapping):
+        return None
+    kept = {key: value for key, value in contract.items() if key != "source" and value is not None}
+    return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
