@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from inferloop.cli.eval import eval as eval_verb
 from inferloop.cli.models import app as models_app
+from inferloop.cli.report import report
 from inferloop.cli.serve import serve
 
 app = typer.Typer(
@@ -22,6 +24,8 @@ def _root() -> None:
 
 
 app.command()(serve)
+app.command(name="eval")(eval_verb)
+app.command()(report)
 app.add_typer(models_app, name="models")
 
 
