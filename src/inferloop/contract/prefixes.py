@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_GROUPS = 16
-MIN_REQUESTS_PER_GROUP = 8
+MIN_REQUESTS_PER_GROUP = 24
 NO_GROUP = -1
 
 
