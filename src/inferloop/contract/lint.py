@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +11,8 @@ from typing import Literal
 from inferloop.contract.archetypes import PROFILES
 from inferloop.contract.distributions import percentile_key
 from inferloop.contract.quantile import QuantileFunction
-from inferloop.contract.workload import Contract, Distribution, TrafficClass
+from inferloop.contract.workload import PRECISIONS, Contract, Distribution, Precision, TrafficClass
+from inferloop.core.errors import nearest
 from inferloop.core.slo import Slo
 
 Severity = Literal["note", "warning"]
@@ -19,6 +21,7 @@ SAMPLES_PER_TAIL = 6.64
 confidence (binomial early stopping, as in MLPerf LoadGen)."""
 LONG_TAIL = 4.0
 MIX_TOLERANCE = 0.25
+_LIKE_A_PRECISION = re.compile(r"(fp|bf|int|q)\d+(_\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,16 @@ def lint(contract: Contract) -> list[Finding]:
     """All findings, warnings first, otherwise in the order of the file."""
     found = [finding for rule in _RULES for finding in rule(contract)]
     return sorted(found, key=lambda f: f.severity != "warning")
+
+
+def _model(contract: Contract) -> Iterator[Finding]:
+    model = contract.model
+    ending = model.id.rpartition("-")[2].lower()
+    if model.precision == Precision() and _LIKE_A_PRECISION.fullmatch(ending):
+        close = nearest(ending, PRECISIONS)
+        meant = f", did you mean {close}?" if close and close != ending else ""
+        text = f"{ending!r} is taken as part of the name, and the model runs as stored{meant}"
+        yield Finding("note", "precision-in-name", "model.precision", text)
 
 
 def _headroom(contract: Contract) -> Iterator[Finding]:
@@ -154,6 +167,7 @@ def _gates(contract: Contract) -> Iterator[Finding]:
 
 
 _RULES: tuple[Callable[[Contract], Iterator[Finding]], ...] = (
+    _model,
     _headroom,
     _lengths,
     _mix,

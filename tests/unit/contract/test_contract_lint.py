@@ -53,6 +53,8 @@ def test_a_sound_contract_has_only_the_note_on_its_missing_gate() -> None:
         ({"archetype": "agent"}, "archetype-objective", "warning"),
         ({"archetype": "agent", "prefix_reuse": 0}, "agent-without-reuse", "warning"),
         ({"archetype": "agent"}, "agent-without-loop", "note"),
+        ({"model": "tiny-int9"}, "precision-in-name", "note"),
+        ({"model": "org/Tiny-FP8"}, "precision-in-name", "note"),
         ({"queries_per_request": {"p50": 1, "p95": 3}}, "loop-not-replayed", "note"),
         ({"archetype": "batch"}, "archetype-cost", "warning"),
         ({"sla": {"ttft_p95_ms": 900}}, "sla-stricter", "warning"),
