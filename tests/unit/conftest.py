@@ -108,13 +108,15 @@ def tiny_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("smollm")
-        writer.add_token_list(list(byte_level_alphabet()))
-        writer.add_token_types([1] * 256)
+        writer.add_token_list([*byte_level_alphabet(), "ab", "<end>"])
+        writer.add_token_types([1] * 257 + [3])
         writer.add_token_merges(["a b"])
+        writer.add_eos_token_id(257)
+        writer.add_chat_template("{% for m in messages %}{{ m.content }}<end>{% endfor %}")
         if edit is not None:
             edit(writer)
         per_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * num_layers
-        shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (256, 16), "output_norm.weight": (16,)}
+        shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (258, 16), "output_norm.weight": (16,)}
         for i, k in enumerate(per_layer):
             p = f"blk.{i}."
             shapes |= {p + "attn_norm.weight": (16,), p + "ffn_norm.weight": (16,)}

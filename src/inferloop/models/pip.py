@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from inferloop.catalog.models import KnownModel
 from inferloop.core.errors import EnvironmentLacksError
 
 _POLL_S = 0.1
+_BROKEN = re.compile(r"after connection broken by '(.*?)'\)?': ")
 _DIE_WITH_PARENT = """
 import ctypes, os, sys
 try:
@@ -97,4 +99,9 @@ def _bytes_in(folder: Path) -> int:
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
-    return (errors or lines or ["it said nothing"])[-1]
+    last = (errors or lines or ["it said nothing"])[-1]
+    broken = [found[1] for line in lines if (found := _BROKEN.search(line))]
+    if not broken:
+        return last
+    # After a lost connection pip ends with "no matching distribution", which hides what really happened.
+    return f"{last} (the connection failed: {broken[-1].rpartition('>: ')[2]})"

@@ -111,6 +111,13 @@ def test_pips_last_line_is_told_with_the_fix(shelf: Shelf, tmp_path: Path) -> No
     assert left_in(model_folder(shelf.known, tmp_path / "cache")) == set()
 
 
+def test_a_lost_connection_is_told_beside_pips_last_line(shelf: Shelf, tmp_path: Path) -> None:
+    pip = PipCommand(options=("--index-url", "http://127.0.0.1:9/simple", "--retries", "1"))
+    with pytest.raises(EnvironmentLacksError, match=r"No matching.*the connection failed: .*refused\)") as caught:
+        fetch(shelf.known, tmp_path / "cache", pip=pip)
+    assert "object at" not in str(caught.value)
+
+
 def test_a_pip_that_is_not_there_or_brings_nothing_is_told(shelf: Shelf, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacksError, match="pip"):
         fetch(shelf.known, tmp_path, pip=PipCommand(argv=("/nonexistent/pip",)))

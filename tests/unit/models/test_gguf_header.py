@@ -188,6 +188,7 @@ def test_version_2_and_empty_containers_read(tmp_path: Path) -> None:
         ("llama.attention.head_count_kv", 4, U32(3)),
         ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", float("nan"))),
         ("llama.expert_count", 4, U32(8)),
+        ("split.count", 2, struct.pack("<H", 3)),
         ("llama.rope.scaling.type", 8, text(b"longrope")),
         ("general.architecture", 8, text(b"mamba2")),
         ("tokenizer.ggml.eos_token_id", 5, struct.pack("<i", -1)),

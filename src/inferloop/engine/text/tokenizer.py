@@ -93,7 +93,8 @@ def _from_gguf(files: ModelFiles) -> Tokenizer:
     texts = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        text = inner.id_to_token(token_id) if isinstance(token_id, int) and token_id >= 0 else None
+        known = isinstance(token_id, int) and 0 <= token_id < inner.get_vocab_size(with_added_tokens=True)
+        text = inner.id_to_token(token_id) if known else None
         if text is not None:
             texts[f"{name}_token"] = text
     return _build(files, inner, digest.hexdigest(), adds_bos, files.header.bos_token_id, texts)
@@ -130,13 +131,11 @@ def _special_texts(config: Path) -> dict[str, str]:
 def _build(
     files: ModelFiles, inner: Inner, digest: str, adds_bos: bool, bos: int | None, texts: Mapping[str, str]
 ) -> Tokenizer:
+    rows = files.header.shape.vocab_size
     try:
-        vocabulary = read_vocabulary(inner)
+        vocabulary = read_vocabulary(inner, rows)
     except ValueError as problem:
         raise ModelFileError(f"{files.path}: {problem}") from problem
-    size, rows = len(vocabulary.token_bytes), files.header.shape.vocab_size
-    if size > rows:
-        raise ModelFileError(f"{files.path}: the tokenizer has {size} tokens, the model only {rows}")
     eos = files.header.eos_token_ids
     wrong = [i for i in (*eos, *([] if bos is None else [bos])) if i >= rows]
     if wrong:

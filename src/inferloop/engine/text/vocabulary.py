@@ -39,13 +39,17 @@ class Vocabulary:
         return b"".join([table[i] for i in ids if 0 <= i < size and i not in special])
 
 
-def read_vocabulary(inner: Inner) -> Vocabulary:
-    """From a built tokenizer. Raises ValueError when its decoder is neither byte-level nor SentencePiece-like."""
+def read_vocabulary(inner: Inner, max_size: int) -> Vocabulary:
+    """From a built tokenizer. Raises ValueError when its decoder is neither byte-level nor SentencePiece-like, or when
+    an id reaches `max_size`, the rows that the model's embedding has."""
     # Its pickled state is its JSON; writing out the whole tokenizer for it would take longer than all the rest.
     steps = _steps(None if inner.decoder is None else json.loads(inner.decoder.__getstate__()))
     names = {step["type"] for step in steps}
     ids = inner.get_vocab(with_added_tokens=True)
-    tokens = [""] * (max(ids.values(), default=-1) + 1)
+    size = max(ids.values(), default=-1) + 1
+    if size > max_size:
+        raise ValueError(f"the tokenizer has ids up to {size - 1}, the model only {max_size} rows")
+    tokens = [""] * size
     for token, token_id in ids.items():
         tokens[token_id] = token
     special = frozenset(i for i, token in inner.get_added_tokens_decoder().items() if token.special)

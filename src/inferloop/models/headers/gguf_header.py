@@ -52,6 +52,8 @@ def read_gguf(path: Path) -> ModelHeader:
         raise ModelFileError(f"{path}: architecture {family!r} is not supported (supported: {', '.join(FAMILIES)})")
     if general.raw(f"{family}.expert_count"):
         raise ModelFileError(f"{path}: mixture-of-experts models are not supported")
+    if general.raw("split.count") not in (None, 0, 1):
+        raise ModelFileError(f"{path}: one part of a split model; merge the parts into one file first")
     shape = _shape(file, family)
     tensors = _tensors(file, family, shape)
     check_tensors(path, shape, tensors)
