@@ -1,10 +1,11 @@
 """TimedRequests to request bodies: prompts of exactly the sampled token counts that really share their prefixes.
 
-Prompts are rows of words that the target's tokenizer keeps apart, one token each, so a prompt's length is the number of
-its words plus what the chat template puts around them. The words of a shared prefix come from the group's number, the
-rest from the request's content seed: another stream of the workload has other prompts, and no point of a run meets a
-cache that an earlier point warmed. In a chat the first word lies in a system message, ahead of nearly all that the
-template adds, so that chats which share nothing by contract share little by template.
+Prompts are rows of words (letters, for a tokenizer of bytes) that the target's tokenizer keeps apart, one token each,
+so a prompt's length is the number of its words plus what the chat template puts around them. The words of a shared
+prefix come from the group's number, the rest from the request's content seed: another stream of the workload has other
+prompts, and no point of a run meets a cache that an earlier point warmed. In a chat the first word lies in a system
+message, ahead of nearly all that the template adds, so that chats which share nothing by contract share little by
+template.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from inferloop.core.errors import InferloopError, UsageError
 from inferloop.core.request import TimedRequest
 
 _MIN_WORDS = 64
+_NUM_TRIED = 16
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _ATTEMPTS = 4
 
 
@@ -64,16 +67,20 @@ class RenderedRequest:
 
 
 def render(requests: Sequence[TimedRequest], codec: PromptCodec, options: RenderOptions) -> tuple[RenderedRequest, ...]:
-    """Bodies for all requests. Deterministic. Raises UsageError when the tokenizer allows no exact counts as text (use
-    `as_token_ids`), RequestError when the target cannot encode at all."""
-    writer = _Writer(codec, options)
-    return tuple(writer.write(request) for request in requests)
+    """Bodies for all requests; see `Renderer`."""
+    return Renderer(codec, options).render(requests)
 
 
-class _Writer:
+class Renderer:
+    """Makes bodies for one target. Deterministic; learns the tokenizer's alphabet once, when it is made.
+
+    Raises UsageError when the tokenizer allows no exact counts as text (use `as_token_ids`), RequestError when the
+    target cannot encode at all.
+    """
+
     def __init__(self, codec: PromptCodec, options: RenderOptions) -> None:
         self._codec, self._options = codec, options
-        self._words = WORDS if options.as_token_ids else _single_token_words(codec)
+        self._words, self._joiner = (WORDS, " ") if options.as_token_ids else _alphabet(codec)
         self._with_system = self._chat and _takes_system(codec)
         first, second = self._words[0], self._words[1]
         one, other = self._encode([first, second]), self._encode([first, first])
@@ -82,7 +89,11 @@ class _Writer:
         self._shared_head = _common_length(one, other) - 1
         self._min_tokens = self._overhead + (2 if self._with_system else 1)
 
-    def write(self, request: TimedRequest) -> RenderedRequest:
+    def render(self, requests: Sequence[TimedRequest]) -> tuple[RenderedRequest, ...]:
+        """One body per request, in order."""
+        return tuple(self._write(request) for request in requests)
+
+    def _write(self, request: TimedRequest) -> RenderedRequest:
         if self._options.as_token_ids:
             return self._write_ids(request)
         wanted = max(request.input_tokens, self._min_tokens)
@@ -92,7 +103,7 @@ class _Writer:
         shared = _draw(self._words, f"group {request.prefix_group}", num_shared)
         own = _draw(self._words, f"content {request.content_seed}", num_words - num_shared)
         words, num_tokens = self._adjust([*shared, *own], wanted)
-        prompt = {"messages": self._messages(words)} if self._chat else {"prompt": _join(words)}
+        prompt = {"messages": self._messages(words)} if self._chat else {"prompt": self._join(words)}
         return self._rendered(request, prompt, num_tokens, num_shared + self._shared_head if num_shared else 0)
 
     def _write_ids(self, request: TimedRequest) -> RenderedRequest:
@@ -141,13 +152,16 @@ class _Writer:
 
     def _messages(self, words: Sequence[str]) -> list[dict[str, str]]:
         if not self._with_system:
-            return [{"role": "user", "content": _join(words)}]
-        return [{"role": "system", "content": words[0]}, {"role": "user", "content": _join(words[1:])}]
+            return [{"role": "user", "content": self._join(words)}]
+        return [{"role": "system", "content": words[0]}, {"role": "user", "content": self._join(words[1:])}]
+
+    def _join(self, words: Sequence[str]) -> str:
+        return self._joiner.join(words)
 
     def _encode(self, words: Sequence[str]) -> tuple[int, ...]:
         if self._chat:
             return self._codec.encode_chat(self._messages(words))
-        return self._codec.encode_text(_join(words))
+        return self._codec.encode_text(self._join(words))
 
     def _body(self, prompt: dict[str, Any], output_tokens: int) -> bytes:
         o = self._options
@@ -164,28 +178,30 @@ class _Writer:
         return msgspec.json.encode({**body, **o.extra})
 
 
-def _join(words: Sequence[str]) -> str:
-    return " ".join(words)
-
-
 def _draw(words: Sequence[str], key: str, count: int) -> list[str]:
     """The first `count` words of the endless row that `key` stands for: a shorter draw begins a longer one."""
     rng = random.Random(key)
     return [words[int(rng.random() * len(words))] for _ in range(count)]
 
 
-def _single_token_words(codec: PromptCodec) -> tuple[str, ...]:
-    """Words that are one token at the start of a text, and one more behind another word."""
-    fewest = min(len(codec.encode_text(word)) for word in WORDS[:16])  # one token, and BOS where texts start with it
-    after_line = len(codec.encode_text("the\nthe")) - fewest
-    alone = _keep(
-        WORDS, lambda words: len(codec.encode_text("\n".join(words))) == fewest + after_line * (len(words) - 1)
-    )
-    good = _keep(alone, lambda words: len(codec.encode_text(_join(["the", *words]))) == fewest + len(words))
-    if len(good) >= _MIN_WORDS:
-        return good
+def _alphabet(codec: PromptCodec) -> tuple[tuple[str, ...], str]:
+    """(words, joiner): texts that are one token at the start and one more each behind another."""
+    few = WORDS[:: len(WORDS) // _NUM_TRIED]
+    counts = [len(codec.encode_text(word)) for word in few]
+    fewest = min(counts)  # one token, and BOS where texts start with it
+    if counts.count(fewest) > len(few) // 2:  # else no tokenizer of words: spare it the other questions
+        after_line = len(codec.encode_text("the\nthe")) - fewest
+        alone = _keep(
+            WORDS, lambda some: len(codec.encode_text("\n".join(some))) == fewest + after_line * (len(some) - 1)
+        )
+        words = _keep(alone, lambda some: len(codec.encode_text(" ".join(["the", *some]))) == fewest + len(some))
+        if len(words) >= _MIN_WORDS:
+            return words, " "
+    one, all_twice = len(codec.encode_text("a")), len(codec.encode_text(_LETTERS + _LETTERS[::-1]))
+    if all_twice == one + 2 * len(_LETTERS) - 1:
+        return tuple(_LETTERS), ""
     raise UsageError(
-        "this tokenizer keeps too few common words whole for texts of exact lengths; send token ids instead"
+        "this tokenizer keeps neither words nor letters apart, so texts cannot be made exact; send token ids"
     )
 
 

@@ -146,9 +146,31 @@ class Words(Letters):
         return (0, 1, *self.encode_text(messages[0]["content"])[1:], 2)
 
 
-def test_a_tokenizer_that_splits_words_needs_token_ids() -> None:
+class Triples(Letters):
+    """One token per three bytes."""
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        data = text.encode()
+        return (0, *(1 + hash(data[i : i + 3]) % 10**6 for i in range(0, len(data), 3)))
+
+
+def test_a_tokenizer_of_bytes_gets_letters() -> None:
+    for options in (TEXT, CHAT):
+        a, b = render([timed(0, 40, group=1, prefix=11), timed(1, 50, group=1, prefix=11)], Letters(), options)
+        bodies = [json.loads(r.body) for r in (a, b)]
+        ids = [
+            Letters().encode_text(x["prompt"]) if "prompt" in x else Letters().encode_chat(x["messages"])
+            for x in bodies
+        ]
+        assert [len(i) for i in ids] == [40, 50]
+        assert ids[0][:11] == ids[1][:11]
+
+
+def test_a_tokenizer_that_keeps_nothing_apart_needs_token_ids() -> None:
     with pytest.raises(UsageError, match="send token ids"):
-        render([timed(0, 20)], Letters(), TEXT)
+        render([timed(0, 20)], Triples(), TEXT)
+    (exact,) = render([timed(0, 20)], Triples(), IDS)
+    assert len(json.loads(exact.body)["prompt"]) == 20
     a, b = render([timed(0, 20, group=1, prefix=11), timed(1, 30, group=1, prefix=11)], Letters(), IDS)
     ids_a, ids_b = json.loads(a.body)["prompt"], json.loads(b.body)["prompt"]
     assert (len(ids_a), len(ids_b)) == (20, 30)

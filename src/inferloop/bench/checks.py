@@ -1,0 +1,135 @@
+"""Whether a point's numbers may be used: the load generator examines itself before it judges a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inferloop.bench.drive import DriveResult
+from inferloop.bench.render import RenderedRequest
+from inferloop.core.slo import Slo
+from inferloop.core.units import NS_PER_S
+from inferloop.measure import little
+from inferloop.measure.quantiles import quantile
+from inferloop.measure.samples import CENSORED, collect
+from inferloop.measure.timing import RequestTiming, schedule_delay_ms
+
+_RATE_TOLERANCE = 0.01
+_REUSE_TOLERANCE = 0.1
+_MISCOUNTED_SHARE = 0.01
+_LEAST_DELAY_MS = 10.0
+_DELAY_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """`void`: reasons why the numbers must not be used. `notes`: what a reader should know."""
+
+    void: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def self_checks(
+    result: DriveResult, measured: Sequence[RequestTiming], planned: Sequence[RenderedRequest], slo: Slo, reuse: float
+) -> Checks:
+    """`measured` are the point's requests without warm-up; `reuse` is the share of input tokens that this workload
+    repeats."""
+    found = [
+        _schedule(result, planned),
+        _delay(measured, slo),
+        _little(result),
+        *_counts(result),
+        _clients_fault(result),
+    ]
+    reused, note = _reuse(measured, reuse)
+    notes = [note] if note else []
+    if result.num_capped:
+        notes.append(f"the limit on requests in flight held back sends {result.num_capped} times")
+    clipped = sum(r.clipped for r in planned)
+    if clipped:
+        notes.append(
+            f"{clipped} of {len(planned)} prompts are longer than sampled: a chat has its template's tokens at least"
+        )
+    return Checks(tuple(text for text in (*found, reused) if text), tuple(notes))
+
+
+def _schedule(result: DriveResult, planned: Sequence[RenderedRequest]) -> str | None:
+    """Sends against plan. What was not sent because the window ended early is not held against the client."""
+    if result.num_forgone:
+        longest = max(stall.late_ns for stall in result.stalls) / NS_PER_S
+        return (
+            f"schedule not honoured: the client stalled for {longest:.2f} s and gave up {result.num_forgone} requests"
+        )
+    sends = sorted((t.t_intended_ns, t.t_send_ns) for t in result.timings if t.t_intended_ns is not None)
+    if len(sends) < 2:
+        return None
+    intended_ns, sent_ns = sends[-1][0] - sends[0][0], sends[-1][1] - sends[0][1]
+    if intended_ns <= 0:
+        return None
+    ratio = intended_ns / sent_ns if sent_ns > 0 else 1.0
+    if abs(ratio - 1.0) > _RATE_TOLERANCE and abs(sent_ns - intended_ns) > _LEAST_DELAY_MS * 1e6:
+        return f"schedule not honoured: sent {ratio:.1%} of the rate asked for"
+    return None
+
+
+def _delay(measured: Sequence[RequestTiming], slo: Slo) -> str | None:
+    """Late sends count in the response latencies, so they cannot flatter; beyond this they measure the client."""
+    delays = sorted(d for r in measured if (d := schedule_delay_ms(r)) is not None)
+    if not delays:
+        return None
+    late_ms = quantile(delays, 0.99)
+    seen = sorted(collect("ttft_ms", measured).values)
+    scales = [o.limit for o in slo.objectives if o.metric == "ttft_ms"] + ([quantile(seen, 0.5)] if seen else [])
+    allowed_ms = max(_LEAST_DELAY_MS, _DELAY_SHARE * max(scales, default=0.0))
+    if late_ms > allowed_ms:
+        return f"schedule not honoured: p99 of sends is {late_ms:.0f} ms late, {allowed_ms:.0f} ms are allowed"
+    return None
+
+
+def _little(result: DriveResult) -> str | None:
+    """The client's gauge against the records."""
+    if result.in_flight is None:
+        return None
+    law = little.check(result.timings, in_flight=result.in_flight)
+    if law is None or law.ok:
+        return None
+    expected = law.arrivals_per_s * law.mean_time_s
+    return f"Little's law is off by {law.difference:.0%}: {law.in_flight:.2f} in flight, the records say {expected:.2f}"
+
+
+def _counts(result: DriveResult) -> list[str | None]:
+    num_ok = sum(result.counted_by.values())
+    allowed = max(1, int(num_ok * _MISCOUNTED_SHARE)) if num_ok else 0
+    out: list[str | None] = []
+    if result.num_count_mismatches > allowed:
+        out.append(f"{result.num_count_mismatches} of {num_ok} answers have other token counts by frame than by total")
+    if result.num_length_mismatches > allowed:
+        out.append(
+            f"{result.num_length_mismatches} of {num_ok} prompts have another length at the server than was sent"
+        )
+    return out
+
+
+def _clients_fault(result: DriveResult) -> str | None:
+    for name, text in (("client", "failed in the load generator"), ("http_4xx", "were refused as wrong")):
+        count = sum(t.error == name for t in result.timings)
+        if count:
+            return f"{count} requests {text}: {result.details.get(name, '')}".rstrip(": ")
+    return None
+
+
+def _reuse(measured: Sequence[RequestTiming], reuse: float) -> tuple[str | None, str | None]:
+    """(void, note). A warmer cache than the contract's flatters; a colder one is what this server does."""
+    done = [t for t in measured if t.error != CENSORED and t.ok]
+    total = sum(t.num_input_tokens for t in done)
+    if not total:
+        return None, None
+    cached = sum(t.num_cached_tokens for t in done) / total
+    if cached > reuse + _REUSE_TOLERANCE:
+        return (
+            f"reuse_mismatch: {cached:.0%} of the input tokens came from the cache, {reuse:.0%} are the workload's",
+            None,
+        )
+    if cached < reuse - _REUSE_TOLERANCE:
+        return None, f"the server reused {cached:.0%} of the input tokens where the workload repeats {reuse:.0%}"
+    return None, None

@@ -1,0 +1,89 @@
+"""What a bench run found, and how it is told in summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inferloop.core.digest import plain
+from inferloop.measure.frontier import Capacity, Frontier, FrontierPoint
+from inferloop.measure.summary import Mode, PointSummary
+from inferloop.measure.timing import DEFINITIONS
+from inferloop.measure.verdict import SloVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPoint:
+    """One load level. `void` is empty when its numbers may be used. Times in seconds include rendering and drain."""
+
+    name: str
+    mode: Mode
+    offered_qps: float | None
+    summary: PointSummary
+    slo: SloVerdict
+    void: tuple[str, ...]
+    notes: tuple[str, ...]
+    num_warmup: int
+    elapsed_s: float
+
+    @property
+    def verdict(self) -> str:
+        return "void" if self.void else self.slo.verdict
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            **self.summary.as_json(),
+            "verdict": self.verdict,
+            "slo": self.slo.as_json(),
+            "void": list(self.void),
+            "notes": list(self.notes),
+            "num_warmup": self.num_warmup,
+            "elapsed_s": self.elapsed_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """`verdict` is about the contract's peak rate: pass | fail | inconclusive | void | not declared."""
+
+    points: tuple[BenchPoint, ...]
+    frontier: Frontier
+    capacity: Capacity
+    verdict: str
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    judged: BenchPoint | None
+
+    def as_summary(self) -> dict[str, Any]:
+        """`replicas` is added by whoever sizes."""
+        return {
+            "kind": "bench",
+            "verdict": self.verdict,
+            "reasons": list(self.reasons),
+            "notes": list(self.notes),
+            "points": [point.as_json() for point in self.points],
+            "slo": self.judged.slo.as_json() if self.judged else None,
+            "judged_point": self.judged.name if self.judged else None,
+            "capacity": plain(self.capacity),
+            "definitions": dict(DEFINITIONS),
+        }
+
+
+def frontier_of(points: Sequence[BenchPoint]) -> Frontier:
+    """The open points whose numbers may be used."""
+    return Frontier.of(
+        FrontierPoint(p.offered_qps, p.summary.achieved_qps, p.summary.output_tok_s, p.slo.verdict, p.slo.margin)
+        for p in points
+        if p.mode == "open" and p.offered_qps is not None and not p.void
+    )
+
+
+def saturated(points: Sequence[BenchPoint]) -> Capacity:
+    """Capacity of a service that declares no objective: the most it completes."""
+    burst = next((p for p in points if p.mode == "burst" and not p.void), None)
+    qps = burst.summary.achieved_qps if burst else None
+    if not qps:
+        return Capacity(0.0, 0.0, None, "none", True, "nothing completed in the burst")
+    return Capacity(qps, qps, None, "saturated", True, "no objective is declared: the rate at which a burst completed")

@@ -1,0 +1,321 @@
+"""The course of a bench run: warm-up, serial, burst, a search for the capacity between them, and the peak.
+
+serial    one in flight: the best latency there is; a service that misses its objective here will miss it anywhere
+burst     all at once: the most it completes, the upper end of the search
+sweep     open loop at rates around the knee, each with enough requests to certify the objective's quantile
+peak      open loop at the contract's peak rate: what the verdict is about
+Each part draws prompts of its own, so that none meets a cache that an earlier one has warmed. An open point starts with
+requests that are recorded but not measured, and its measured ones follow without a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from inferloop.backends.http import HttpClient
+from inferloop.bench.checks import self_checks
+from inferloop.bench.codecs import HttpCodec
+from inferloop.bench.drive import DriveOptions, DriveResult, drive
+from inferloop.bench.rates import next_rate
+from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
+from inferloop.bench.result import BenchPoint, BenchResult, frontier_of, saturated
+from inferloop.bench.target import TargetInfo, describe_target
+from inferloop.contract.sample import SampledWorkload, sample_workload
+from inferloop.contract.workload import Contract
+from inferloop.core.clock import Clock, RealClock
+from inferloop.core.digest import plain
+from inferloop.core.errors import RequestError, UsageError
+from inferloop.core.units import NS_PER_S
+from inferloop.measure.quantiles import min_samples
+from inferloop.measure.summary import Mode, summarize
+from inferloop.measure.timing import RequestTiming
+from inferloop.measure.verdict import SloVerdict, judge
+from inferloop.records.run import RunWriter
+
+_JUDGE_EVERY = 8
+_SPARE = 1.1  # a few more requests than the floor, for those that end without a value
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """`budget_s` is for the whole run; the peak's share is kept for it. `peak_qps` replaces the contract's peak; 0
+    leaves the peak out. `num_points` bounds the sweep."""
+
+    seed: int = 0
+    budget_s: float = 180.0
+    num_points: int = 5
+    num_warmup: int = 4
+    num_serial: int = 10
+    num_burst: int = 32
+    peak_qps: float | None = None
+    as_chat: bool = True
+    ignore_eos: bool = True
+    request_timeout_s: float = 120.0
+    max_warmup_s: float = 10.0
+    max_drain_s: float = 30.0
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchProgress:
+    """News of a run. `num_done` of `num_total` requests of the stage; `text` when a stage ended."""
+
+    stage: str
+    num_done: int
+    num_total: int
+    text: str | None = None
+
+
+Progress = Callable[[BenchProgress], None]
+
+
+async def run_bench(
+    contract: Contract,
+    target_url: str,
+    model: str | None,
+    codec: PromptCodec | None,
+    options: BenchOptions,
+    writer: RunWriter,
+    progress: Progress | None = None,
+    *,
+    clock: Clock | None = None,
+) -> BenchResult:
+    """Measure one URL against a contract. `codec` None asks the target's /tokenize; `model` None takes its only model.
+
+    Every request goes to `writer` as it ends, so that a cancelled run is readable; `writer.finish` is the caller's.
+    Raises EnvironmentLacksError and UsageError when the target cannot be measured at all.
+    """
+    client = HttpClient(target_url)
+    own_codec = None
+    try:
+        target = await describe_target(client, model=model)
+        if codec is None:
+            codec = own_codec = HttpCodec(target_url, target.model)
+        writer.update(
+            target=target.url,
+            identity=target.identity,
+            seed=options.seed,
+            arrivals=contract.traffic.arrivals.process,
+            options=plain(options),
+        )
+        bench = _Bench(contract, client, target, codec, options, writer, progress, clock or RealClock())
+        return await bench.run()
+    finally:
+        if own_codec is not None:
+            own_codec.close()
+        await client.close()
+
+
+class _Bench:
+    def __init__(
+        self,
+        contract: Contract,
+        client: HttpClient,
+        target: TargetInfo,
+        codec: PromptCodec,
+        options: BenchOptions,
+        writer: RunWriter,
+        progress: Progress | None,
+        clock: Clock,
+    ) -> None:
+        self._contract, self._client, self._target = contract, client, target
+        self._codec, self._options, self._writer = codec, options, writer
+        self._progress, self._clock = progress, clock
+        self._end_ns = clock.now_ns() + round(options.budget_s * NS_PER_S)
+        self._renderer: Renderer
+        self._points: list[BenchPoint] = []
+        self._notes: list[str] = []
+        quantiles = [o.quantile for o in contract.slo.objectives]
+        self._num_certain = math.ceil(min_samples(max(quantiles, default=0.95)) * _SPARE)
+        self._answer_s = 1.0
+        """How long an answer takes when it is alone; measured by the serial point."""
+
+    async def run(self) -> BenchResult:
+        o = self._options
+        self._renderer = await self._usable_renderer()
+        await self._closed("warmup", "serial", o.num_warmup, warmup=True)
+        serial = await self._closed("serial", "serial", o.num_serial)
+        if serial.void:
+            return self._result("void", serial.void, serial)
+        if serial.slo.verdict == "fail" or not serial.summary.achieved_qps:
+            why = serial.slo.reasons or (self._failure(serial),)
+            return self._result("fail", tuple(f"one request at a time: {text}" for text in why), serial)
+        burst = await self._closed("burst", "burst", o.num_burst)
+        peak_qps = self._contract.traffic.qps.peak if o.peak_qps is None else o.peak_qps
+        if self._contract.slo.objectives and burst.summary.achieved_qps:
+            await self._sweep(serial.summary.achieved_qps, burst.summary.achieved_qps, peak_qps)
+        if not peak_qps:
+            return self._result("not declared", ("the peak was left out",), None)
+        peak = await self._open("peak", peak_qps)
+        if peak.void:
+            return self._result("void", peak.void, peak)
+        return self._result(peak.slo.verdict, peak.slo.reasons, peak)
+
+    async def _usable_renderer(self) -> Renderer:
+        """Chats where the target has them, else texts, else token ids: whatever gives exact lengths."""
+        o = self._options
+        base = RenderOptions(self._target.model, ignore_eos=o.ignore_eos, extra=o.extra_body)
+        ways = [base, replace(base, as_chat=False), replace(base, as_token_ids=True)]
+        for way in ways if o.as_chat else ways[1:]:
+            try:
+                return await asyncio.to_thread(Renderer, self._codec, way)
+            except (RequestError, UsageError) as problem:
+                self._notes.append(f"{way.path} is not used: {problem}")
+        raise UsageError(f"{self._target.url}: no prompts of exact lengths can be made: {self._notes[-1]}")
+
+    async def _sweep(self, serial_qps: float, burst_qps: float, peak_qps: float) -> None:
+        for number in range(self._options.num_points):
+            found = frontier_of(self._points).points
+            rate = next_rate(found, serial_qps=serial_qps, burst_qps=burst_qps)
+            if rate is None:
+                return
+            if self._seconds_for(rate) > self._left_s() - (self._seconds_for(peak_qps) if peak_qps else 0.0):
+                self._notes.append(f"the budget left no time to measure {rate:.3g} queries/s")
+                return
+            await self._open(f"sweep-{number + 1}", rate)
+
+    async def _closed(self, name: str, mode: Mode, count: int, *, warmup: bool = False) -> BenchPoint:
+        start_ns = self._clock.now_ns()
+        planned, workload = await self._prepare(name, num_requests=count, arrivals="closed")
+        share_s = self._options.budget_s * (0.1 if mode == "serial" else 0.2)
+        options = self._drive_options(budget_s=share_s if mode == "serial" else None, cut_off_s=share_s)
+        num_warmup = len(planned) if warmup else 0
+        result, measured = await self._drive(name, mode, planned, options, num_warmup)
+        if mode == "serial" and measured:
+            self._answer_s = max(0.01, sum(t.t_end_ns - t.t_send_ns for t in measured) / len(measured) / NS_PER_S)
+        return self._point(name, mode, None, planned, result, measured, workload, start_ns)
+
+    async def _open(self, name: str, qps: float) -> BenchPoint:
+        start_ns = self._clock.now_ns()
+        lead_s = self._lead_s()
+        window_s = max(0.0, self._left_s() - lead_s - min(self._options.max_drain_s, 2 * self._answer_s))
+        certain = self._num_certain
+        # A peak that the budget cannot certify is still measured for as long as there is time, at least a little.
+        count = max(min(certain, math.ceil(qps * window_s)), min(certain, 20)) + math.ceil(qps * lead_s)
+        planned, workload = await self._prepare(name, num_requests=count, qps=qps)
+        num_warmup = min(sum(r.timed.at_s < lead_s for r in planned), len(planned) // 2)
+        first_s = planned[num_warmup].timed.at_s
+        result, measured = await self._drive(name, "open", planned, self._drive_options(), num_warmup)
+        self._writer.update(warmup_s=lead_s, window_s=planned[-1].timed.at_s - first_s)
+        return self._point(name, "open", qps, planned, result, measured, workload, start_ns)
+
+    async def _prepare(self, name: str, **how: Any) -> tuple[tuple[RenderedRequest, ...], SampledWorkload]:
+        workload = sample_workload(
+            self._contract,
+            seed=self._options.seed,
+            stream=name,
+            context_limit=self._target.context_length,
+            **how,
+        )
+        planned = await asyncio.to_thread(self._renderer.render, workload.requests)
+        return planned, workload
+
+    async def _drive(
+        self, name: str, mode: Mode, planned: Sequence[RenderedRequest], options: DriveOptions, num_warmup: int
+    ) -> tuple[DriveResult, list[RequestTiming]]:
+        """(what was seen, the measured requests: all but the first `num_warmup` of the plan)."""
+        measured: list[RequestTiming] = []
+        num_done = 0
+
+        def keep(index: int, timing: RequestTiming) -> None:
+            nonlocal num_done
+            num_done += 1
+            self._writer.append(timing, point=name, warmup=index < num_warmup)
+            if index >= num_warmup:
+                measured.append(timing)
+            if self._progress is not None:
+                self._progress(BenchProgress(name, num_done, len(planned)))
+
+        def hopeless(_: Sequence[RequestTiming]) -> bool:
+            """More requests would not change the verdict. Asked rarely: judging takes the event loop's time."""
+            due = len(measured) % _JUDGE_EVERY == 0 and len(measured) > 0
+            return due and latency_failed(judge(self._contract.slo, measured))
+
+        with self._writer.stage(name, mode=mode, num_requests=len(planned)):
+            result = await drive(
+                planned, self._client, mode, options, on_done=keep, stop_when=hopeless, clock=self._clock
+            )
+        return result, measured
+
+    def _point(
+        self,
+        name: str,
+        mode: Mode,
+        qps: float | None,
+        planned: Sequence[RenderedRequest],
+        result: DriveResult,
+        measured: Sequence[RequestTiming],
+        workload: SampledWorkload,
+        start_ns: int,
+    ) -> BenchPoint:
+        slo = judge(self._contract.slo, measured)
+        checks = self_checks(result, measured, planned, self._contract.slo, workload.prefix_reuse)
+        notes = list(checks.notes)
+        if workload.num_clipped:
+            notes.append(f"{workload.num_clipped} of {len(planned)} requests were shortened to fit the context")
+        if result.num_unsent:
+            notes.append(f"ended early: {result.num_unsent} requests were not sent")
+        point = BenchPoint(
+            name=name,
+            mode=mode,
+            offered_qps=qps,
+            summary=summarize(measured, mode=mode, offered_qps=qps),
+            slo=slo,
+            void=checks.void,
+            notes=tuple(notes),
+            num_warmup=len(result.timings) - len(measured),
+            elapsed_s=(self._clock.now_ns() - start_ns) / NS_PER_S,
+        )
+        if measured:
+            self._points.append(point)
+        if self._progress is not None:
+            self._progress(BenchProgress(name, len(result.timings), len(planned), describe(point)))
+        return point
+
+    def _result(self, verdict: str, reasons: tuple[str, ...], judged: BenchPoint | None) -> BenchResult:
+        frontier = frontier_of(self._points)
+        capacity = frontier.capacity() if self._contract.slo.objectives else saturated(self._points)
+        voids = [f"{p.name}: {text}" for p in self._points if p.void for text in p.void]
+        notes = tuple(dict.fromkeys([*self._notes, *voids]))
+        return BenchResult(tuple(self._points), frontier, capacity, verdict, reasons, notes, judged)
+
+    def _drive_options(self, *, budget_s: float | None = None, cut_off_s: float | None = None) -> DriveOptions:
+        o = self._options
+        return DriveOptions(
+            request_timeout_s=o.request_timeout_s,
+            cut_off_s=o.max_drain_s if cut_off_s is None else cut_off_s,
+            budget_s=budget_s,
+        )
+
+    def _lead_s(self) -> float:
+        """Long enough for the first requests to end, so that the measured ones meet a filled pipeline."""
+        return min(self._options.max_warmup_s, 2 * self._answer_s)
+
+    def _seconds_for(self, qps: float) -> float:
+        return self._lead_s() + self._num_certain / qps + min(self._options.max_drain_s, 2 * self._answer_s)
+
+    def _left_s(self) -> float:
+        return (self._end_ns - self._clock.now_ns()) / NS_PER_S
+
+    @staticmethod
+    def _failure(point: BenchPoint) -> str:
+        by_class = point.summary.errors["by_class"]
+        return f"no request succeeded ({', '.join(f'{n} {c}' for c, n in by_class.items()) or 'none was answered'})"
+
+
+def latency_failed(verdict: SloVerdict) -> bool:
+    """Whether a latency objective has certainly failed; an early error may yet be one of few."""
+    return any(o.verdict == "fail" for o in verdict.objectives)
+
+
+def describe(point: BenchPoint) -> str:
+    """One line for people."""
+    s = point.summary
+    rate = "" if s.achieved_qps is None else f"{s.achieved_qps:.3g} queries/s"
+    tokens = "" if s.output_tok_s is None else f"{s.output_tok_s:.3g} tok/s"
+    name = point.name if point.offered_qps is None else f"{point.name} at {point.offered_qps:.3g}/s"
+    return ", ".join(part for part in (f"{name}: {point.verdict}", rate, tokens, *point.void) if part)

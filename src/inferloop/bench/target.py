@@ -1,0 +1,49 @@
+"""What a URL says of itself before load is put on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from inferloop.backends.http import HttpClient, HttpError
+from inferloop.core.errors import EnvironmentLacksError, UsageError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """`context_length` and `identity` are None where the server does not tell."""
+
+    url: str
+    model: str
+    context_length: int | None
+    identity: dict[str, Any] | None
+
+
+async def describe_target(client: HttpClient, *, model: str | None = None) -> TargetInfo:
+    """Ask /v1/models (and /identity). Raises EnvironmentLacksError when nothing usable answers, UsageError when the
+    server has several models or not the one asked for."""
+    try:
+        listed = (await client.get_json("/v1/models"))["data"]
+        names = [entry["id"] for entry in listed]
+    except (HttpError, ValueError, KeyError, TypeError) as error:
+        raise EnvironmentLacksError(
+            f"{client.base_url} does not answer like an OpenAI API: {error}", fix="Start it, or check the URL."
+        ) from error
+    if model is None and len(names) == 1:
+        model = names[0]
+    if model is None or model not in names:
+        close = nearest(model, names) if model else None
+        hint = f"did you mean {close}?" if close else f"it has: {', '.join(names) or 'none'}"
+        raise UsageError(
+            f"{client.base_url}: " + (f"no model {model!r} ({hint})" if model else f"name a model ({hint})")
+        )
+    length = listed[names.index(model)].get("max_model_len")
+    return TargetInfo(client.base_url, model, length if isinstance(length, int) else None, await _identity(client))
+
+
+async def _identity(client: HttpClient) -> dict[str, Any] | None:
+    try:
+        found = await client.get_json("/identity")
+    except (HttpError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("digest"), str) else None

@@ -1,0 +1,158 @@
+"""A whole bench run over HTTP against a served script, whose capacity is known by construction."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inferloop.backends.protocols import LaunchSpec
+from inferloop.bench.render import RenderOptions
+from inferloop.bench.search import BenchOptions, BenchProgress, run_bench
+from inferloop.contract.workload import Arrivals, Contract, Distribution, ModelRef, Rate, Traffic, TrafficClass
+from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.core.slo import Objective, Slo
+from inferloop.fleet.act.process import ReplicaProcess
+from inferloop.records.run import RunWriter, open_run
+
+INPUT = Distribution(((0.5, 60.0), (0.95, 90.0)))
+OUTPUT = Distribution(((0.5, 4.0), (0.95, 8.0)))
+
+
+def contract(*, peak: float, ttft_ms: float = 300.0, reuse: float = 0.0) -> Contract:
+    return Contract(
+        version=1,
+        service="scripted",
+        archetype="chat",
+        model=ModelRef("demo"),
+        traffic=Traffic(
+            qps=Rate(peak / 2, peak, peak),
+            arrivals=Arrivals("poisson"),
+            input_tokens=INPUT,
+            output_tokens=OUTPUT,
+            prefix_reuse=reuse,
+            classes=(TrafficClass("default", 1.0, INPUT, OUTPUT, reuse),),
+        ),
+        slo=Slo((Objective("ttft_ms", 0.95, ttft_ms),), max_error_rate=0.01),
+    )
+
+
+@contextlib.asynccontextmanager
+async def scripted(tmp_path: Path, *script: str) -> AsyncIterator[str]:
+    options = [word for pair in script for word in ("--script", pair)]
+    argv = (
+        *(sys.executable, "-m", "inferloop", "serve", "demo", "--backend", "scripted"),
+        "--port",
+        "{port}",
+        *options,
+    )
+    spec = LaunchSpec(backend="scripted", argv=argv, model_id="demo")
+    process = await ReplicaProcess.start_ready(spec, log_path=tmp_path / "serve.log")
+    try:
+        yield process.url
+    finally:
+        await process.stop(2.0)
+
+
+FAST = BenchOptions(seed=1, budget_s=25.0, num_points=3, num_warmup=2, num_serial=6, num_burst=16, max_drain_s=3.0)
+
+
+async def test_a_run_finds_the_frontier_and_judges_the_peak(tmp_path: Path) -> None:
+    news: list[BenchProgress] = []
+    async with scripted(tmp_path, "ttft_ms=10", "tpot_ms=2", "max_concurrency=4") as url:
+        with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
+            result = await run_bench(contract(peak=40.0), url, None, None, FAST, writer, news.append)
+            summary = writer.finish(result.as_summary())
+    json.dumps(summary, allow_nan=False)
+    assert [p.name for p in result.points][:2] == ["serial", "burst"]
+    assert result.points[-1].name == "peak"
+    assert result.judged is result.points[-1]
+    serial, burst, peak = result.points[0], result.points[1], result.points[-1]
+    assert burst.summary.achieved_qps is not None
+    assert serial.summary.achieved_qps is not None
+    assert burst.summary.achieved_qps > 2 * serial.summary.achieved_qps
+    assert peak.summary.offered_qps == 40.0
+    assert all(p.summary.queue_ms.num_samples for p in result.points)
+    assert {p.stage for p in news} >= {"serial", "burst", "peak"}
+    record = open_run(writer.path)
+    assert record.complete
+    assert record.header.identity is not None
+    assert record.header.target == url
+    for name, timings in record.points().items():
+        point = next(p for p in result.points if p.name == name)
+        assert len(timings) == point.summary.num_requests
+    assert any(row.warmup for row in record.rows)
+    for t in record.timings:
+        assert t.error is not None or t.num_output_tokens == sum(c.num_tokens for c in t.chunks)
+
+
+async def test_a_service_that_misses_alone_is_not_searched(tmp_path: Path) -> None:
+    async with scripted(tmp_path, "ttft_ms=100", "tpot_ms=1") as url:
+        with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
+            result = await run_bench(contract(peak=5.0, ttft_ms=30.0), url, None, None, FAST, writer)
+            writer.finish(result.as_summary())
+    assert result.verdict == "fail"
+    assert "one request at a time" in result.reasons[0]
+    assert [p.name for p in result.points] == ["serial"]
+    assert result.capacity.qps == 0.0
+
+
+async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path) -> None:
+    options = replace(FAST, num_points=0, budget_s=60.0)
+    async with scripted(tmp_path, "ttft_ms=50", "tpot_ms=20", "max_concurrency=1") as url:
+        with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
+            result = await run_bench(contract(peak=60.0, ttft_ms=200.0), url, None, None, options, writer)
+            writer.finish(result.as_summary())
+    assert result.verdict == "fail"
+    assert any("not sent" in note for note in result.points[-1].notes)
+
+
+async def test_failing_requests_fail_the_verdict(tmp_path: Path) -> None:
+    options = replace(FAST, num_points=0)
+    async with scripted(tmp_path, "ttft_ms=5", "tpot_ms=1", "error_rate=0.2", "seed=3") as url:
+        with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
+            result = await run_bench(contract(peak=60.0), url, None, None, options, writer)
+            writer.finish(result.as_summary())
+    assert result.judged is not None
+    assert result.verdict == "fail"
+    assert result.judged.summary.errors["by_class"]["truncated"] > 0
+
+
+async def test_cancelling_leaves_a_readable_run_and_no_task(tmp_path: Path) -> None:
+    async with scripted(tmp_path, "ttft_ms=20", "tpot_ms=5") as url:
+
+        async def run() -> None:
+            with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
+                folder.append(writer.path)
+                await run_bench(contract(peak=10.0), url, None, None, FAST, writer)
+
+        folder: list[Path] = []
+        task = asyncio.create_task(run())
+        await asyncio.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    record = open_run(folder[0])
+    assert (record.status, record.complete) == ("interrupted", False)
+    assert record.rows
+    assert record.stages[-1].event == "failed"
+
+
+async def test_a_target_that_is_none_is_refused(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
+        with pytest.raises(EnvironmentLacksError, match="does not answer"):
+            await run_bench(contract(peak=5.0), "http://127.0.0.1:9", None, None, FAST, writer)
+        async with scripted(tmp_path) as url:
+            with pytest.raises(UsageError, match="did you mean demo"):
+                await run_bench(contract(peak=5.0), url, "demos", None, FAST, writer)
+
+
+def test_the_body_is_for_the_right_path() -> None:
+    assert RenderOptions("m").path == "/v1/chat/completions"
+    assert RenderOptions("m", as_token_ids=True).path == "/v1/completions"
