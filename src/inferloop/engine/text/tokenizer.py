@@ -93,10 +93,10 @@ def _from_gguf(files: ModelFiles) -> Tokenizer:
     texts = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        known = isinstance(token_id, int) and 0 <= token_id < inner.get_vocab_size(with_added_tokens=True)
-        text = inner.id_to_token(token_id) if known else None
-        if text is not None:
-            texts[f"{name}_token"] = text
+        if isinstance(token_id, int) and 0 <= token_id < inner.get_vocab_size(with_added_tokens=True):
+            text = inner.id_to_token(token_id)
+            if text is not None:
+                texts[f"{name}_token"] = text
     return _build(files, inner, digest.hexdigest(), adds_bos, files.header.bos_token_id, texts)
 
 
