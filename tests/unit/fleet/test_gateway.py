@@ -432,6 +432,38 @@ def test_accepted_connections_send_small_pieces_at_once() -> None:
     listener.close()
 
 
+async def test_a_stream_cut_by_the_stop_ends_with_an_error_event(front: Front) -> None:
+    async def handle(asked: Asked, talk: Talk) -> None:
+        await talk.sse("1")
+        await talk.until_closed()
+
+    await front.open(handle)
+    response = await front.post()
+    await front.server.stop(0)
+    text = await response.read()
+    assert text.startswith(b"data: 1\n\n") and json.loads(text.split(b"data: ")[2])["error"]["code"] == "stopping"
+    assert (await front.event()).error_class == "stopping"
+
+
+async def test_a_request_cut_before_its_answer_is_503(front: Front) -> None:
+    async def never(asked: Asked, talk: Talk) -> None:
+        await talk.until_closed()
+
+    await front.open(never)
+    asking = asyncio.create_task(front.post())
+    await eventually(lambda: front.stubs[0].num_active == 1)
+    await front.server.stop(0)
+    assert ((await asking).status, (await front.event()).error_class) == (503, "stopping")
+
+
+async def test_our_own_failure_is_a_500_with_an_event(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    await front.open(ok)
+    front.gateway._upstreams.clear()  # a bug of ours, made on purpose
+    response = await front.post()
+    assert (response.status, (await response.json())["error"]["code"]) == (500, "gateway_failed")
+    assert (await front.event()).error_class == "gateway_failed" and "KeyError" in caplog.text
+
+
 async def test_stopping_lets_a_running_stream_finish(front: Front) -> None:
     gate = asyncio.Event()
 

@@ -183,6 +183,26 @@ def test_kill_9_of_the_owner_leaves_no_orphan(tmp_path: Path) -> None:
     assert_gone(tree)
 
 
+FORKING_OWNER = OWNER.replace(
+    "    print(process.guard_pid",
+    "    import os, time\n    if os.fork() == 0:\n        time.sleep(600)\n    print(process.guard_pid",
+)
+
+
+def test_a_forked_copy_of_the_owner_does_not_keep_the_engine_alive(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", FORKING_OWNER, SERVER, str(tmp_path / "log")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as owner:
+        assert owner.stdout is not None
+        guard = psutil.Process(int(owner.stdout.readline()))
+        tree = [guard, *below(guard.pid)]
+        copies = [p for p in below(owner.pid) if p not in tree]
+        assert len(copies) == 1
+        owner.kill()
+        assert_gone(tree)
+        copies[0].kill()
+
+
 def test_works_on_uvloop_outside_the_main_thread(tmp_path: Path) -> None:
     import threading
 

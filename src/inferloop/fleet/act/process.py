@@ -1,8 +1,8 @@
 """The only place that starts processes: runs a LaunchSpec as one replica and takes its whole tree down again.
 
 Between this process and the engine stands a guard (fleet/act/guard.py), which makes sure that nothing survives the
-owner. The exit is watched through a pidfd, so it works on any event loop (asyncio, uvloop) and in any thread; no
-SIGCHLD handler is installed.
+owner. A socket pair, the lifeline, connects the two: the guard sees our end close, we see its end close. So the exit
+is noticed on any event loop (asyncio, uvloop) and in any thread, without a SIGCHLD handler.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,16 @@ _PROBE_TIMEOUT_S = 5.0
 _KILL_WAIT_S = 10.0
 _LOG_TAIL_LINES = 20
 _PORT_ATTEMPTS = 3
+
+_lifelines: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for lifeline in list(_lifelines):
+        lifeline.close()
+
+
+os.register_at_fork(after_in_child=_let_go)  # a forked copy of the owner must not keep its engines alive
 
 
 def log_tail(path: Path, num_lines: int = _LOG_TAIL_LINES) -> str:
@@ -72,8 +83,7 @@ class ReplicaProcess:
         self._stop_lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
-        self._pidfd = os.pidfd_open(guard.pid)
-        self._loop.add_reader(self._pidfd, self._on_exit)
+        self._loop.add_reader(lifeline, self._on_lifeline)
 
     @classmethod
     async def start(
@@ -95,6 +105,7 @@ class ReplicaProcess:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        _lifelines.add(ours)
 
         def fill(text: str) -> str:
             return text.replace("{port}", str(chosen)).replace("{replica}", replica_id)
@@ -239,7 +250,7 @@ class ReplicaProcess:
     def kill(self) -> None:
         """Order SIGKILL for the whole tree without waiting. Idempotent, safe from `finally`."""
         with contextlib.suppress(OSError):
-            self._lifeline.close()
+            self._lifeline.shutdown(socket.SHUT_WR)
 
     def _launch_error(self, what: str) -> LaunchError:
         tail = log_tail(self.log_path)
@@ -248,13 +259,13 @@ class ReplicaProcess:
             f"{self.replica_id} ({self.spec.backend}, {self.spec.model_id}) {what}; log: {self.log_path}; {end}"
         )
 
-    def _on_exit(self) -> None:
-        code = self._guard.poll()
-        if code is None:
-            return
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
+    def _on_lifeline(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            if self._lifeline.recv(64):
+                return
+        self._loop.remove_reader(self._lifeline)
         self._lifeline.close()
+        code = self._guard.wait()  # its end closes as it exits: no waiting to speak of
         release_port(self.port)
         _kill_session(self.pid)
         if not self._exit.done():

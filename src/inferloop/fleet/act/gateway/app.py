@@ -7,6 +7,7 @@ content type.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ class _Account:
     num_retries: int = 0
     admission: str = "accepted"
     error_class: str | None = None
+    answered: bool = False
 
 
 class Gateway:
@@ -133,8 +135,9 @@ class Gateway:
         body = await self._read_body(receive)
         if body is None:
             return  # the caller left before it had said everything
+        caller = UntilDisconnect(receive)
         try:
-            async with UntilDisconnect(receive) as caller:
+            async with caller:
                 if len(body) > self._config.max_body_bytes:
                     await self._answer(send, account, _too_large(self._config.max_body_bytes))
                 else:
@@ -142,9 +145,11 @@ class Gateway:
             if caller.disconnected and account.error_class is None:
                 account.error_class = "disconnect"
                 self.metrics.disconnects.inc()
-        except BaseException:
-            account.error_class = account.error_class or "gateway"
-            raise
+        except asyncio.CancelledError:  # the server is cut short: say so, and end in order
+            await self._break_off(account, send, 503, "the service is stopping", "stopping")
+        except Exception:
+            log.exception("request %s failed in the gateway", account.request_id)
+            await self._break_off(account, send, 500, "the gateway failed", "gateway_failed")
         finally:
             self._book(account)
 
@@ -219,8 +224,8 @@ class Gateway:
         frames = FrameBuffer()
         response = stream.response
         headers = [*stream.headers, *_identity_headers(account)]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
         account.status = 200
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         data: bytes | None = stream.first
         try:
             while data:
@@ -240,10 +245,19 @@ class Gateway:
             last = error_event(f"the replica failed in the middle of the answer: {error}", "replica_failed")
         finally:
             response.release()
+        account.answered = True
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
+    async def _break_off(self, account: _Account, send: Send, status: int, message: str, code: str) -> None:
+        """End a response for a reason of our own, whether it has begun or not."""
+        account.error_class = code
+        if account.status is None:
+            await self._answer(send, account, error_answer(status, message, code))
+        elif not account.answered:
+            await send({"type": "http.response.body", "body": error_event(message, code), "more_body": False})
+
     async def _answer(self, send: Send, account: _Account, answer: Answer) -> None:
-        account.status = answer.status
+        account.status, account.answered = answer.status, True
         if 400 <= answer.status < 500:
             account.error_class = "http_4xx"
         self._mark_first_byte(account)

@@ -40,6 +40,7 @@ class GatewayServer:
             interface="asgi3",
             access_log=False,
             log_config=None,
+            log_level="critical",  # the gateway answers and logs its own failures
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=75,
