@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inferloop.cli.common import verb
+from inferloop.cli.common import CacheDirOption, verb
 from inferloop.core.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def serve(
         int | None, typer.Option(min=2, help="Bound on prompt and output together, below the model's own.")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; default is torch's choice.")] = None,
+    cache_dir: CacheDirOption = None,
     script: Annotated[
         list[str] | None, typer.Option(help="scripted: KEY=VALUE of the script; may be repeated.")
     ] = None,
@@ -114,12 +115,13 @@ def serve(
         num_threads=threads,
     )
     played = parse_script(script or []) if backend is Backend.scripted else None
-    _run(model, served_model_name, options, played, config, events, (host, port), port_file)
+    _run(model, served_model_name, cache_dir, options, played, config, events, (host, port), port_file)
 
 
 def _run(
     model: str,
     served_model_name: str | None,
+    cache_dir: Path | None,
     options: NativeOptions,
     script: Script | None,
     config: ServeConfig,
@@ -142,9 +144,12 @@ def _run(
             run_server(build_app(scripted, config, sink, content_sink=content_sink), sock, port_file=port_file)
             return
         from inferloop.backends.native_load import load_native
+        from inferloop.cli.models import model_progress
         from inferloop.models.resolve import resolve
 
-        native = load_native(resolve(model), options, served_name=served_model_name)
+        with model_progress() as progress:
+            files = resolve(model, cache_dir=cache_dir, progress=progress)
+        native = load_native(files, options, served_name=served_model_name)
         native.start()
         try:
             run_server(build_app(native, config, sink, content_sink=content_sink), sock, port_file=port_file)
