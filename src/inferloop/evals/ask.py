@@ -44,7 +44,7 @@ class Asker:
     async def _token_ids(self, case: Case) -> tuple[int, ...]:
         start: dict[str, Any] = {"prompt": case.prompt}
         if case.messages is not None:
-            start = {"messages": list(case.messages), "add_generation_prompt": True}
+            start = {"messages": list(case.messages)}  # up to where the answer begins, which is the default everywhere
         found = await self._post_for("/tokenize", {"model": self._model, **start}, "tokens")
         if not isinstance(found, list) or not all(isinstance(item, int) for item in found):
             raise HttpError("protocol", "/tokenize: `tokens` is not a list of ids")

@@ -33,6 +33,8 @@ class EvalRun:
     target: str
     model: str
     results: tuple[CaseResult, ...]
+    identity_digest: str | None = None
+    """The serving identity that the target tells of itself; None when it tells none."""
 
     @property
     def tally(self) -> Tally:
@@ -54,6 +56,7 @@ class EvalRun:
             "suite": {"name": self.suite.name, "version": self.suite.version, "digest": self.suite.digest},
             "target": self.target,
             "model": self.model,
+            "identity_digest": self.identity_digest,
             "cases": tally.counts,
             "score": tally.score,
             "interval": list(tally.interval),
@@ -95,7 +98,7 @@ async def run_suite(
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(case)) for case in suite.cases]
-        return EvalRun(suite, url, name, tuple(task.result() for task in tasks))
+        return EvalRun(suite, url, name, tuple(task.result() for task in tasks), await _identity_digest(client))
     finally:
         await client.close()
 
@@ -120,6 +123,15 @@ async def _first_model(client: HttpClient) -> str:
         return str(listed["data"][0]["id"])
     except (KeyError, IndexError, TypeError) as error:
         raise HttpError("protocol", f"{client.base_url}/v1/models lists no model") from error
+
+
+async def _identity_digest(client: HttpClient) -> str | None:
+    try:
+        told = await client.get_json("/identity")
+    except (HttpError, ValueError):
+        return None
+    digest = told.get("digest") if isinstance(told, dict) else None
+    return digest if isinstance(digest, str) else None
 
 
 def _row(result: CaseResult) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class Target:
         self.seen.append({"path": path, **body})
         if path == "/v1/models":
             return 200, "application/json", b'{"data": [{"id": "tiny"}]}'
+        if path == "/identity":
+            return (200, "application/json", b'{"digest": "abc"}') if self.has_tokenize else (404, "text/plain", b"no")
         if path in ("/tokenize", "/detokenize") and not self.has_tokenize:
             return 404, "application/json", b'{"error": {}}'
         if path == "/tokenize":
@@ -104,6 +106,7 @@ async def test_a_half_broken_target_is_inconclusive_and_every_case_is_counted() 
     assert summary["by_tag"]["golden"]["score"] == 0.8 and summary["by_tag"]["odd"]["total"] == 1
     assert [row["id"] for row in summary["results"]] == [case.id for case in suite.cases], "the suite's order is kept"
     assert {r.case.id for r in ended} == {case.id for case in suite.cases}
+    assert summary["identity_digest"] == "abc"
     assert run.model == "tiny" and run.summary()["verdict"] == "not declared"
     json.dumps(summary, allow_nan=False)
 
@@ -131,6 +134,7 @@ async def test_a_target_without_token_routes_skips_and_does_not_pass() -> None:
     skipped = run.results[1].score
     assert skipped.status == "skipped" and "/tokenize" in skipped.reason
     assert run.summary(QualityGate("s", 0.5))["verdict"] == "inconclusive"
+    assert run.identity_digest is None
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
