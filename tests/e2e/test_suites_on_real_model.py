@@ -1,0 +1,39 @@
+"""The shipped suites against the embedded model in a real server: both precisions, cases in flight together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inferloop.backends.serve_process import launch_spec
+from inferloop.contract.workload import QualityGate
+from inferloop.evals.load import load_suite
+from inferloop.evals.run import run_suite
+from inferloop.evals.suite import KINDS
+from inferloop.fleet.act.process import ReplicaProcess
+from inferloop.models.resolve import ModelFiles
+
+SUITES = Path(__file__).resolve().parents[2] / "evals"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+async def test_the_embedded_model_passes_every_case(embedded_model: ModelFiles, tmp_path: Path, dtype: str) -> None:
+    spec = launch_spec(str(embedded_model.path), {"dtype": dtype})
+    replica = await ReplicaProcess.start_ready(spec, log_path=tmp_path / "serve.log", timeout_s=180)
+    try:
+        for name in ("assistant", "agent", "batch"):
+            run = await run_suite(load_suite(SUITES / f"{name}.yaml"), replica.url, concurrency=8, timeout_s=120)
+            failed = {r.case.id: (r.score.status, r.score.reason) for r in run.results if r.score.value != 1.0}
+            assert not failed, f"{name} in {dtype}"
+            assert run.summary(QualityGate(name, 1.0))["verdict"] == "pass"
+            assert run.identity_digest and re.fullmatch("[0-9a-f]{64}", run.identity_digest)
+    finally:
+        await replica.stop(5)
+
+
+def test_the_suites_are_as_large_and_as_varied_as_promised() -> None:
+    sizes = {name: len(load_suite(SUITES / f"{name}.yaml").cases) for name in ("assistant", "agent", "batch")}
+    assert sizes["assistant"] >= 24 and sizes["agent"] >= 8 and sizes["batch"] >= 8
+    assert {case.kind for case in load_suite(SUITES / "assistant.yaml").cases} >= set(KINDS) - {"contains"}
