@@ -18,6 +18,7 @@ import pytest
 
 from inferloop.backends.http import HttpClient, HttpError, Response
 from inferloop.backends.protocols import LaunchSpec
+from inferloop.backends.serve_process import launch_spec
 from inferloop.core.errors import LaunchError, PortInUseError
 from inferloop.fleet.act.ports import bind_listener
 from inferloop.fleet.act.supervise import Fleet, FleetConfig
@@ -33,12 +34,9 @@ POLICY = ReplicaPolicy(
 
 
 def scripted(**script: object) -> LaunchSpec:
-    argv = [sys.executable, "-c", "from inferloop.cli.main import run; run()", "serve", "demo", "--backend", "scripted"]
-    argv += ["--port", "{port}", "--replica", "{replica}"]
-    for key, value in script.items():
-        argv += ["--script", f"{key}={value}"]
-    path = os.pathsep.join(p for p in sys.path if p)
-    return LaunchSpec("scripted", tuple(argv), "demo", env={"PYTHONPATH": path}, drain_timeout_s=10.0)
+    pairs = [f"{key}={value}" for key, value in script.items()]
+    options = {"script": pairs, "replica": "{replica}"}
+    return launch_spec("demo", options, backend="scripted", drain_timeout_s=10.0)
 
 
 @asynccontextmanager
@@ -275,7 +273,7 @@ asyncio.run(main())
 def test_a_fleet_whose_owner_dies_leaves_no_orphan(tmp_path: Path, number: signal.Signals) -> None:
     spec = scripted()
     argv = [sys.executable, "-c", OWNER, msgspec.json.encode(spec).decode(), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": spec.env["PYTHONPATH"]}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as owner:
         assert owner.stdout is not None and owner.stdout.readline() == b"ready\n"
         tree = psutil.Process(owner.pid).children(recursive=True)

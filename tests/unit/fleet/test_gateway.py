@@ -232,6 +232,15 @@ async def test_a_replica_that_refuses_connections_is_replaced_and_told_on(front:
     assert [replica_id for replica_id, _ in front.faults] == ["r0"]
 
 
+async def test_nobody_to_be_reached_is_503_to_be_tried_again(front: Front) -> None:
+    await front.open(ok)
+    await front.stubs[0].close()
+    response = await front.post()
+    assert (response.status, response.header("retry-after")) == (503, "1")
+    assert (await response.json())["error"]["code"] == "replica_unreachable"
+    assert (await front.event()).error_class == "connect"
+
+
 async def test_two_faults_are_enough_the_last_answer_is_passed_on(front: Front) -> None:
     await front.open(says(500, b'{"error": "mine"}'), says(500, b'{"error": "mine"}'), ok)
     with front.busy("r2"):

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from inferloop.backends.http import HttpClient, HttpError
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.ids import TraceContext, accept_request_id, new_id
@@ -97,6 +99,7 @@ class Gateway:
         self._config, self._sink, self._clock = config or GatewayConfig(), sink, clock or RealClock()
         self._on_fault = on_fault
         self._upstreams: dict[str, Upstream] = {}
+        self._num_pieces = 0
         self._budget = RetryBudget(self._config.retry_budget, self._clock)
 
     def attach(self, replica_id: str, url: str) -> None:
@@ -161,6 +164,8 @@ class Gateway:
             if self.router.num_ready:
                 return Answer(200, b'{"status":"ready","replicas":%d}' % self.router.num_ready)
             return self._refusal("no_replica_ready")
+        if path == "/health/progress":
+            return self._progress()
         if path == "/metrics":
             return Answer(200, self.metrics.render(), ((b"content-type", CONTENT_TYPE),))
         if not path.startswith("/v1/") and path not in _FORWARDED_PATHS:
@@ -168,6 +173,18 @@ class Gateway:
         if method not in _METHODS:
             return error_answer(405, f"{method} is not supported here", "method_not_allowed")
         return None
+
+    def _progress(self) -> Answer:
+        """The same fields as a replica's: a step is one piece of an answer passed on; nothing waits here."""
+        told = {
+            "alive": True,
+            "draining": False,
+            "step_counter": self._num_pieces,
+            "running": self.router.num_in_flight,
+            "waiting": 0,
+            "in_flight": self.router.num_in_flight,
+        }
+        return Answer(200, msgspec.json.encode(told))
 
     async def _read_body(self, receive: Receive) -> bytes | None:
         """The whole body, cut just past the limit so that it cannot fill the memory; None when the caller left."""
@@ -217,7 +234,7 @@ class Gateway:
             await self._answer(send, account, self._refusal(lease.refusal))
             return
         account.error_class = failed.outcome.error or "http_5xx"
-        await self._answer(send, account, failed.answer or _failure_answer(failed))
+        await self._answer(send, account, failed.answer or _failure_answer(failed, self._config.retry_after_s))
 
     async def _relay(self, stream: Streaming, upstream: Upstream, account: _Account, send: Send) -> None:
         """Pass an event stream on, event by event. Once begun it ends here: in order, or with an error event."""
@@ -232,6 +249,7 @@ class Gateway:
                 if account.t_first_byte_ns is None:
                     self._mark_first_byte(account)
                 upstream.num_bytes += len(data)
+                self._num_pieces += 1
                 if whole := frames.push(data):
                     await send({"type": "http.response.body", "body": whole, "more_body": True})
                 data = await response.next_bytes()
@@ -258,6 +276,7 @@ class Gateway:
 
     async def _answer(self, send: Send, account: _Account, answer: Answer) -> None:
         account.status, account.answered = answer.status, True
+        self._num_pieces += 1
         if 400 <= answer.status < 500:
             account.error_class = "http_4xx"
         self._mark_first_byte(account)
@@ -325,7 +344,10 @@ def _too_large(limit: int) -> Answer:
     return error_answer(413, f"the request body is larger than {limit} bytes", "request_too_large")
 
 
-def _failure_answer(failed: Failed) -> Answer:
+def _failure_answer(failed: Failed, retry_after_s: int) -> Answer:
+    if failed.outcome.error == "connect":
+        text = f"no replica can be reached: {failed.message}"
+        return error_answer(503, text, "replica_unreachable", retry_after_s=retry_after_s)
     if failed.outcome.error == "timeout":
         return error_answer(504, f"the replica did not answer in time: {failed.message}", "replica_timeout")
     return error_answer(502, f"the replica failed before its answer was complete: {failed.message}", "replica_failed")

@@ -1,0 +1,59 @@
+"""Through the gateway a replica passes exactly the checks it passes alone; the OpenAI client sees no gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+import pytest_asyncio
+
+from inferloop.backends.conformance import run_checks
+from inferloop.backends.serve_process import launch_spec
+from inferloop.fleet.act.supervise import Fleet, FleetConfig
+
+
+@pytest_asyncio.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    spec = launch_spec("demo", {"script": ["ttft_ms=2", "tpot_ms=2"], "replica": "{replica}"}, backend="scripted")
+    async with Fleet(spec, FleetConfig(tmp_path, probe_period_s=0.2)) as running:
+        await running.start(1)
+        yield running
+
+
+async def test_the_gateway_changes_no_check(fleet: Fleet) -> None:
+    url = fleet.status().replicas[0].url
+    assert url is not None
+    alone = await run_checks(url, "demo")
+    behind = await run_checks(fleet.url, "demo")
+    assert [(c.name, c.outcome) for c in behind] == [(c.name, c.outcome) for c in alone]
+    assert not [c for c in behind if c.outcome == "failed"] and len(behind) > 10
+
+
+async def test_the_openai_client_sees_a_broken_stream_as_an_api_error(fleet: Fleet) -> None:
+    async with openai.AsyncOpenAI(base_url=fleet.url + "/v1", api_key="none", max_retries=0) as client:
+        assert [model.id async for model in client.models.list()] == ["demo"]
+        stream = await client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=100_00
+        )
+        pid = fleet.status().replicas[0].pid
+        assert pid is not None
+        with pytest.raises(openai.APIError, match="in the middle of the answer"):
+            async for i, _ in _counted(stream):
+                if i == 3:
+                    os.kill(pid, signal.SIGKILL)
+        with pytest.raises(openai.InternalServerError, match=r"no replica (is ready|can be reached)"):
+            while True:
+                await client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Hi"}])
+                await asyncio.sleep(0.01)
+
+
+async def _counted(stream: AsyncIterator[object]) -> AsyncIterator[tuple[int, object]]:
+    i = 0
+    async for item in stream:
+        yield i, item
+        i += 1
