@@ -110,7 +110,7 @@ async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path) -> None:
             result = await run_bench(contract(peak=60.0, ttft_ms=200.0), url, None, None, options, writer)
             writer.finish(result.as_summary())
     assert result.verdict == "fail"
-    assert any("not sent" in note for note in result.points[-1].notes)
+    assert any("hopeless" in note for note in result.points[-1].notes)
 
 
 async def test_failing_requests_fail_the_verdict(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class DriveResult:
     """
 
     timings: list[RequestTiming] = field(default_factory=list)
+    stopped: bool = False
+    """Whether `stop_when` ended the window."""
     in_flight: float | None = None
     num_unsent: int = 0
     num_forgone: int = 0
@@ -140,6 +142,7 @@ class _Run:
 
     def result(self) -> DriveResult:
         r = self._result
+        r.stopped = self._stopped
         r.num_unsent = len(self._requests) - self._num_started - r.num_forgone
         if self._first_send_ns is not None and r.timings:
             span = self._gauge_ns - self._first_send_ns

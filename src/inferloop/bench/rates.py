@@ -24,7 +24,7 @@ def next_rate(points: Sequence[FrontierPoint], *, serial_qps: float, burst_qps: 
     """
     top = max(serial_qps, burst_qps)
     if not points:
-        return max(_FIRST_SHARE * burst_qps, min(serial_qps, burst_qps))
+        return _FIRST_SHARE * burst_qps
     failing = sorted((p for p in points if p.verdict != "pass"), key=lambda p: p.offered_qps)
     high = failing[0] if failing else None
     passing = [p for p in points if p.verdict == "pass" and (high is None or p.offered_qps < high.offered_qps)]

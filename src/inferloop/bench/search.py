@@ -31,9 +31,10 @@ from inferloop.core.digest import plain
 from inferloop.core.errors import RequestError, UsageError
 from inferloop.core.units import NS_PER_S
 from inferloop.measure.quantiles import min_samples
+from inferloop.measure.samples import CENSORED
 from inferloop.measure.summary import Mode, summarize
 from inferloop.measure.timing import RequestTiming
-from inferloop.measure.verdict import SloVerdict, judge
+from inferloop.measure.verdict import hopeless, judge
 from inferloop.records.run import RunWriter
 
 _JUDGE_EVERY = 8
@@ -100,7 +101,7 @@ async def run_bench(
             identity=target.identity,
             seed=options.seed,
             arrivals=contract.traffic.arrivals.process,
-            options=plain(options),
+            options={**writer.header.options, "bench": plain(options)},
         )
         bench = _Bench(contract, client, target, codec, options, writer, progress, clock or RealClock())
         return await bench.run()
@@ -131,6 +132,7 @@ class _Bench:
         self._notes: list[str] = []
         quantiles = [o.quantile for o in contract.slo.objectives]
         self._num_certain = math.ceil(min_samples(max(quantiles, default=0.95)) * _SPARE)
+        self._num_swept = 0
         self._answer_s = 1.0
         """How long an answer takes when it is alone; measured by the serial point."""
 
@@ -151,6 +153,8 @@ class _Bench:
         if not peak_qps:
             return self._result("not declared", ("the peak was left out",), None)
         peak = await self._open("peak", peak_qps)
+        if peak.slo.verdict == "fail" and burst.summary.achieved_qps:  # ended early, so there may be time to go lower
+            await self._sweep(serial.summary.achieved_qps, burst.summary.achieved_qps, 0.0)
         if peak.void:
             return self._result("void", peak.void, peak)
         return self._result(peak.slo.verdict, peak.slo.reasons, peak)
@@ -168,7 +172,7 @@ class _Bench:
         raise UsageError(f"{self._target.url}: no prompts of exact lengths can be made: {self._notes[-1]}")
 
     async def _sweep(self, serial_qps: float, burst_qps: float, peak_qps: float) -> None:
-        for number in range(self._options.num_points):
+        while (number := self._num_swept) < self._options.num_points:
             found = frontier_of(self._points).points
             rate = next_rate(found, serial_qps=serial_qps, burst_qps=burst_qps)
             if rate is None:
@@ -176,6 +180,7 @@ class _Bench:
             if self._seconds_for(rate) > self._left_s() - (self._seconds_for(peak_qps) if peak_qps else 0.0):
                 self._notes.append(f"the budget left no time to measure {rate:.3g} queries/s")
                 return
+            self._num_swept += 1
             await self._open(f"sweep-{number + 1}", rate)
 
     async def _closed(self, name: str, mode: Mode, count: int, *, warmup: bool = False) -> BenchPoint:
@@ -230,15 +235,12 @@ class _Bench:
             if self._progress is not None:
                 self._progress(BenchProgress(name, num_done, len(planned)))
 
-        def hopeless(_: Sequence[RequestTiming]) -> bool:
-            """More requests would not change the verdict. Asked rarely: judging takes the event loop's time."""
-            due = len(measured) % _JUDGE_EVERY == 0 and len(measured) > 0
-            return due and latency_failed(judge(self._contract.slo, measured))
+        def stop(_: Sequence[RequestTiming]) -> bool:
+            due = len(measured) % _JUDGE_EVERY == 0  # rarely: judging takes the event loop's time
+            return due and hopeless(self._contract.slo, measured)
 
         with self._writer.stage(name, mode=mode, num_requests=len(planned)):
-            result = await drive(
-                planned, self._client, mode, options, on_done=keep, stop_when=hopeless, clock=self._clock
-            )
+            result = await drive(planned, self._client, mode, options, on_done=keep, stop_when=stop, clock=self._clock)
         return result, measured
 
     def _point(
@@ -252,13 +254,17 @@ class _Bench:
         workload: SampledWorkload,
         start_ns: int,
     ) -> BenchPoint:
-        slo = judge(self._contract.slo, measured)
+        # Where the window was ended as hopeless, what was cut off then is our doing and says nothing.
+        judged = [t for t in measured if t.error != CENSORED] if result.stopped else measured
+        slo = judge(self._contract.slo, judged)
         checks = self_checks(result, measured, planned, self._contract.slo, workload.prefix_reuse)
         notes = list(checks.notes)
         if workload.num_clipped:
             notes.append(f"{workload.num_clipped} of {len(planned)} requests were shortened to fit the context")
-        if result.num_unsent:
-            notes.append(f"ended early: {result.num_unsent} requests were not sent")
+        if result.stopped:
+            notes.append(f"ended early, as hopeless: {result.num_unsent} requests were not sent")
+        elif result.num_unsent:
+            notes.append(f"out of time: {result.num_unsent} requests were not sent")
         point = BenchPoint(
             name=name,
             mode=mode,
@@ -305,11 +311,6 @@ class _Bench:
     def _failure(point: BenchPoint) -> str:
         by_class = point.summary.errors["by_class"]
         return f"no request succeeded ({', '.join(f'{n} {c}' for c, n in by_class.items()) or 'none was answered'})"
-
-
-def latency_failed(verdict: SloVerdict) -> bool:
-    """Whether a latency objective has certainly failed; an early error may yet be one of few."""
-    return any(o.verdict == "fail" for o in verdict.objectives)
 
 
 def describe(point: BenchPoint) -> str:

@@ -117,6 +117,22 @@ def judge(slo: Slo, requests: Iterable[RequestTiming]) -> SloVerdict:
     )
 
 
+def hopeless(slo: Slo, requests: Iterable[RequestTiming], *, confidence: float = 0.9999) -> bool:
+    """Whether more requests would not save a latency objective: so many are over its limit already that a service
+    which kept it would show them in less than one run of ten thousand. Strict, because it is asked again and again."""
+    inside = [r for r in requests if not slo.scope or r.traffic_class in slo.scope]
+    for objective in slo.objectives:
+        samples = collect(objective.metric, inside, from_intended=True)
+        over, _ = samples.num_over(effective_limit(objective, slo.network_ms))
+        if not over:
+            continue
+        n = samples.num_requests
+        over_n = math.floor(over * n / samples.num_total + 1e-9)
+        if 1.0 - binomial_cdf(over_n - 1, n, 1.0 - objective.quantile) <= 1.0 - confidence:
+            return True
+    return False
+
+
 def joint(verdicts: Iterable[Verdict]) -> Verdict:
     """Any fail fails; else any doubt is doubt; pass needs at least one declared gate that passed."""
     declared = [v for v in verdicts if v != "not declared"]

@@ -19,7 +19,8 @@ DEFAULT_FAILURE_HEADROOM = 1
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """`needed` = ceil(peak / (c * rho)) + failure_headroom; None when it does not fit: one replica carries nothing.
+    """`needed` = ceil(peak / (c * rho)) + failure_headroom; None when nothing is known to be carried:
+    it does not fit, or no rate could be certified; `reason` says which.
 
     `low` and `high` are the same with the ends of the capacity's bracket: the replicas needed at best and at worst.
     `high` is None when the worst case carries nothing.
@@ -62,7 +63,9 @@ def size(
         raise UsageError(f"failure headroom must not be negative, not {failure_headroom}")
     c = capacity.qps if math.isfinite(capacity.qps) else 0.0
     if c <= 0:
-        reason = f"does not fit: one replica keeps the objective at no rate ({capacity.reason})"
+        known = capacity.high is not None or capacity.method != "none"
+        what = "does not fit: one replica keeps the objective at no rate" if known else "cannot be sized"
+        reason = f"{what} ({capacity.reason})"
         return Sizing(False, peak_qps, 0.0, rho, failure_headroom, None, None, None, reason)
     needed = replicas_for(peak_qps, c, rho) + failure_headroom
     best = c if capacity.high is None else capacity.high

@@ -9,7 +9,7 @@ from inferloop.core.slo import Objective, Slo
 from inferloop.core.units import NS_PER_MS
 from inferloop.measure.summary import summarize
 from inferloop.measure.timing import Chunk, RequestTiming
-from inferloop.measure.verdict import joint, judge
+from inferloop.measure.verdict import hopeless, joint, judge
 
 TTFT = Objective("ttft_ms", 0.95, 450.0)
 
@@ -39,6 +39,15 @@ def test_close_to_the_limit_is_doubt_and_over_it_is_failure() -> None:
 def test_hopeless_is_certain_early() -> None:
     assert judge(Slo((TTFT,)), [request(900)] * 3).verdict == "fail"
     assert judge(Slo((TTFT,)), [request(900)] * 1).verdict == "inconclusive"
+
+
+def test_hopeless_is_stricter_than_failed() -> None:
+    slo = Slo((TTFT,))
+    assert judge(slo, [request(100)] * 5 + [request(900)] * 3).verdict == "fail"
+    assert not hopeless(slo, [request(100)] * 5 + [request(900)] * 3)
+    assert hopeless(slo, [request(100)] * 2 + [request(900)] * 6)
+    assert not hopeless(slo, [request(100)] * 500)
+    assert not hopeless(Slo(), [request(900)] * 500)
 
 
 def test_undeclared_is_never_passed() -> None:
