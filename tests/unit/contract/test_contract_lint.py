@@ -12,6 +12,7 @@ from inferloop.contract.checklist import Evidence, checklist
 from inferloop.contract.lint import lint
 from inferloop.contract.load import load, parse
 from inferloop.contract.workload import Contract
+from inferloop.evals.load import load_suite
 
 CONTRACTS = Path(__file__).resolve().parents[3] / "contracts"
 
@@ -83,10 +84,9 @@ def test_warnings_come_first() -> None:
 
 
 @pytest.mark.parametrize("name", ["assistant", "agent", "batch"])
-def test_shipped_contracts_load_without_a_warning(name: str, tmp_path: Path) -> None:
-    (tmp_path / "evals").mkdir()
-    (tmp_path / "evals" / "assistant.yaml").write_text("version: 1")
-    shipped = load(CONTRACTS / f"{name}.yaml", base=tmp_path)
+def test_shipped_contracts_load_without_a_warning(name: str) -> None:
+    shipped = load(CONTRACTS / f"{name}.yaml")
+    assert shipped.quality is not None and load_suite(Path(shipped.quality.suite)).cases
     assert (shipped.service, shipped.slo.max_error_rate is not None) == (name, True)
     assert [f for f in lint(shipped) if f.severity == "warning"] == []
     assert {o.quantile for o in shipped.slo.objectives} == {0.95}
