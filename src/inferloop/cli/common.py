@@ -31,8 +31,9 @@ CacheDirOption = Annotated[
 ]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are written.")]
 
-stdout = Console(highlight=False, soft_wrap=False)
-stderr = Console(stderr=True, highlight=False)
+_WIDTH = None if sys.stdout.isatty() else 140  # a pipe or a log has no width; tables must not be cut for it
+stdout = Console(highlight=False, width=_WIDTH)
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def is_interactive() -> bool:

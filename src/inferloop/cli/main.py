@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from inferloop.cli.check import check
 from inferloop.cli.eval import eval as eval_verb
 from inferloop.cli.models import app as models_app
 from inferloop.cli.report import report
 from inferloop.cli.serve import serve
+from inferloop.cli.up import up
 
 app = typer.Typer(
     name="inferloop",
@@ -18,11 +20,8 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _root() -> None:
-    """Keeps the verbs as sub-commands even when only one is registered."""
-
-
+app.command()(check)
+app.command()(up)
 app.command()(serve)
 app.command(name="eval")(eval_verb)
 app.command()(report)

@@ -32,6 +32,18 @@ def report(
     if other is not None:
         raise UsageError("a report shows one run; comparing two side by side is not supported")
     record = open_run(run)
+    target = write_report(record, output)
+    if json_output:
+        print_json({"run": str(record.path), "report": str(target), "status": record.status})
+    else:
+        stdout.print(str(target), soft_wrap=True)
+
+
+def write_report(record: RunRecord, output: Path | None = None) -> Path:
+    """Render and write the page, whole or not at all; by default into the run's folder. Returns where.
+
+    Raises UsageError for a folder as `output`, RecordError for a run that cannot be read.
+    """
     target = output or record.path / REPORT
     if target.is_dir():
         raise UsageError(f"{target} is a directory; name a file")
@@ -40,10 +52,7 @@ def report(
         write_atomic(target, render_report(report_input(record)).encode())
     except OSError as error:
         raise InferloopError(f"cannot write {target}: {error.strerror or error}") from error
-    if json_output:
-        print_json({"run": str(record.path), "report": str(target), "status": record.status})
-    else:
-        stdout.print(str(target), soft_wrap=True)
+    return target
 
 
 def report_input(record: RunRecord) -> dict[str, Any]:

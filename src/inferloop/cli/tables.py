@@ -1,0 +1,84 @@
+"""Results as tables for people: the frontier, the objectives, the gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from inferloop.bench.result import BenchPoint
+from inferloop.cli.gates import Gate
+from inferloop.measure.summary import Latency
+from inferloop.measure.verdict import SloVerdict
+
+_COLOURS = {"pass": "green", "fail": "red", "void": "red", "inconclusive": "yellow", "not declared": "dim"}
+
+
+def coloured(verdict: str) -> str:
+    """A verdict with its colour, for rich."""
+    colour = _COLOURS.get(verdict)
+    return f"[{colour}]{verdict}[/]" if colour else escape(verdict)
+
+
+def frontier_table(points: Sequence[BenchPoint]) -> Table:
+    """One row per load level, in the order in which they were measured."""
+    table = _table("Frontier of one replica (ms; a dash is not certifiable with that many requests)")
+    columns = ("point", "offered/s", "done/s", "n", "tok/s", "TTFT p50", "p95", "TPOT p50", "p95", "TTLT p95", "errors")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "point" else "right")
+    table.add_column("verdict")
+    for p in points:
+        s = p.summary
+        table.add_row(
+            p.name,
+            _number(p.offered_qps),
+            _number(s.achieved_qps),
+            str(s.num_requests),
+            _number(s.output_tok_s),
+            *_latency(s.ttft_ms, "p50", "p95"),
+            *_latency(s.tpot_ms, "p50", "p95"),
+            *_latency(s.ttlt_ms, "p95"),
+            "-" if s.errors["rate"] is None else f"{s.errors['rate']:.1%}",
+            coloured(p.verdict),
+        )
+    return table
+
+
+def slo_table(slo: SloVerdict) -> Table:
+    """One row per objective, and one for the error rate when it is declared."""
+    table = _table("Objectives at the peak")
+    for name in ("objective", "verdict", "why"):
+        table.add_column(name, overflow="fold")
+    for found in slo.objectives:
+        table.add_row(escape(found.objective.label), coloured(found.verdict), escape(_rest(found.reason)))
+    if slo.errors.verdict != "not declared":
+        table.add_row("errors", coloured(slo.errors.verdict), escape(slo.errors.reason))
+    return table
+
+
+def gates_table(gates: Iterable[Gate]) -> Table:
+    table = _table("Gates")
+    for name in ("gate", "verdict", "why"):
+        table.add_column(name, overflow="fold")
+    for gate in gates:
+        table.add_row(gate.name, coloured(gate.verdict), escape(gate.reason))
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _latency(latency: Latency, *names: str) -> list[str]:
+    return [_number(getattr(latency, name)) for name in names]
+
+
+def _rest(reason: str) -> str:
+    """Without the objective's name, which its row says already."""
+    label, colon, rest = reason.partition(": ")
+    return rest if colon and "<=" in label else reason

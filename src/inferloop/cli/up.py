@@ -1,0 +1,103 @@
+"""`inferloop up CONTRACT`: the main job, from a contract to a proven, running service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inferloop.cli.common import JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
+
+if TYPE_CHECKING:
+    from inferloop.cli.up_stages import Outcome
+    from inferloop.fleet.act.supervise import Fleet
+
+EXIT_BY_VERDICT = {"pass": 0, "void": 4}
+
+
+@verb
+def up(
+    contract: Annotated[Path, typer.Argument(help="The contract: YAML, TOML or JSON.")],
+    once: Annotated[
+        bool, typer.Option("--once", help="Do everything, prove the service with real chats, stop, exit by verdict.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled workload.")] = 0,
+    bench_budget_s: Annotated[float, typer.Option(min=10, help="Time for the frontier.")] = 170.0,
+    rho: Annotated[
+        float, typer.Option(help="Share of its capacity that a replica is loaded to at the peak.", min=0.05, max=0.99)
+    ] = 0.7,
+    failure_headroom: Annotated[int, typer.Option(min=0, help="Spare replicas that may be lost at the peak.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Compute threads of one replica; default: every core.")
+    ] = None,
+    kv_memory_mib: Annotated[int, typer.Option(min=16, help="KV memory of one replica.")] = 256,
+    runs_dir: RunsDirOption = Path("runs"),
+    json_output: JsonOption = False,
+) -> None:
+    """Fetch the model, start a replica, check its answers, measure its frontier, size the fleet, run it behind a
+    gateway, and prove it. Everything lands in a run folder with a report. Ctrl-C stops the service.
+
+    Example: inferloop up contracts/assistant.yaml --once
+    """
+    from inferloop.cli.narrate import Narrator
+    from inferloop.cli.report import write_report
+    from inferloop.cli.up_stages import Up, UpOptions
+    from inferloop.core.clock import RealClock
+    from inferloop.records.run import open_run
+
+    options = UpOptions(
+        contract=contract,
+        runs_dir=runs_dir,
+        port=port,
+        seed=seed,
+        bench_budget_s=bench_budget_s,
+        rho=rho,
+        failure_headroom=failure_headroom,
+        threads=threads or len(os.sched_getaffinity(0)),
+        kv_memory_mib=kv_memory_mib,
+    )
+    job = Up(options, Narrator(stderr, RealClock()), lambda folder: write_report(open_run(folder)))
+
+    async def serve_until(outcome: Outcome, fleet: Fleet) -> None:
+        """With --once: not at all. Else until Ctrl-C or SIGTERM, which is how a service ends in good order."""
+        if once:
+            return
+        _tell(outcome, json_output)
+        stderr.print(f"\nserving on {fleet.url}  (Ctrl-C stops it)")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            stderr.print("stopping: running requests may finish")
+
+    outcome = run_async(lambda: job.run(serve_until))
+    if once or outcome.summary["proof"] is None:
+        _tell(outcome, json_output)
+    raise typer.Exit(EXIT_BY_VERDICT.get(outcome.summary["verdict"], 1))
+
+
+def _tell(outcome: Outcome, json_output: bool) -> None:
+    if json_output:
+        print_json(outcome.summary)
+        return
+    from inferloop.cli.tables import coloured, frontier_table, gates_table, slo_table
+
+    bench = outcome.bench
+    if bench is not None:
+        stdout.print()
+        stdout.print(frontier_table(bench.points))
+        if bench.judged is not None:
+            stdout.print()
+            stdout.print(slo_table(bench.judged.slo))
+    if outcome.sizing is not None:
+        stdout.print(f"\n[bold]Sizing[/]  {outcome.sizing.reason}; started here: {outcome.summary['fit']['start']}")
+    stdout.print()
+    stdout.print(gates_table(outcome.gates))
+    stdout.print(f"\nverdict  {coloured(outcome.summary['verdict'])}")
+    stdout.print(f"report   {outcome.summary['report']}", soft_wrap=True)

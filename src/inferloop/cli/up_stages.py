@@ -1,0 +1,256 @@
+"""What `up` does, in order. Every stage leaves its trace in the run folder before the next begins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from inferloop.backends.conformance import CheckResult, run_checks
+from inferloop.backends.protocols import LaunchSpec
+from inferloop.bench.result import BenchResult
+from inferloop.bench.search import BenchOptions, BenchProgress, run_bench
+from inferloop.cli import gates, wire
+from inferloop.cli.gates import Gate
+from inferloop.cli.narrate import Narrator
+from inferloop.cli.prove import Proof, prove
+from inferloop.contract.load import load
+from inferloop.core.digest import plain
+from inferloop.core.units import human_bytes
+from inferloop.engine.text.codec import Codec
+from inferloop.evals.load import load_suite
+from inferloop.evals.run import run_suite
+from inferloop.fleet.act.process import ReplicaProcess
+from inferloop.fleet.act.providers.local import machine_capacity
+from inferloop.fleet.act.supervise import Fleet, FleetConfig
+from inferloop.fleet.decide.fit import FitDecision, ReplicaNeeds, fit
+from inferloop.models.resolve import ModelFiles
+from inferloop.plan.capacity import Sizing, size
+from inferloop.plan.memory import replica_memory
+from inferloop.records.run import RunWriter
+from inferloop.records.sink import JsonlSink
+
+_MIN_KV_MIB = 128
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """`threads` is what one replica computes with; `kv_memory_mib` its KV pool."""
+
+    contract: Path
+    runs_dir: Path
+    port: int
+    seed: int
+    bench_budget_s: float
+    rho: float
+    failure_headroom: int
+    threads: int
+    kv_memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one replica showed. `bench` None: a gate before it did not hold, so speed was not worth measuring."""
+
+    checks: tuple[CheckResult, ...]
+    quality: dict[str, Any] | None
+    bench: BenchResult | None
+    replica_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The finished run: what is in summary.json, and where."""
+
+    summary: dict[str, Any]
+    folder: Path
+    gates: tuple[Gate, ...]
+    bench: BenchResult | None
+    sizing: Sizing | None
+
+
+class Up:
+    """One run of `up`. `run` ends with the sealed run folder; while `serve_until` is awaited the service is up."""
+
+    def __init__(self, options: UpOptions, narrator: Narrator, write_report: Callable[[Path], Path]) -> None:
+        self._options, self._narrator, self._write_report = options, narrator, write_report
+        self._contract = load(options.contract)
+
+    async def run(self, serve_until: Callable[[Outcome, Fleet], Awaitable[None]]) -> Outcome:
+        """Raises InferloopError when something that is needed is missing; a verdict, however bad, is an outcome."""
+        o, contract = self._options, self._contract
+        text = o.contract.read_text(encoding="utf-8")
+        with RunWriter(
+            o.runs_dir, verb="up", service=contract.service, contract=contract, options={"contract_text": text}
+        ) as writer:
+            self._narrator.news(f"run folder {writer.path}")
+            with self._stage(writer, "model", f"model {contract.model.id}"):
+                files = await self._fetch()
+            with self._stage(writer, "memory", "does one replica fit this machine"):
+                memory = self._memory_gate(files)
+            if memory.verdict == "fail":
+                return self._finish(writer, [memory])
+            spec = self._spec(writer.path)
+            measured = await self._measure(writer, files, spec)
+            if measured.bench is None:
+                return self._finish(writer, [memory], measured)
+            sizing = size(
+                contract.traffic.qps.peak,
+                measured.bench.capacity,
+                rho=o.rho,
+                failure_headroom=o.failure_headroom,
+            )
+            fitting = fit(sizing.needed or 0, ReplicaNeeds(measured.replica_bytes, o.threads), machine_capacity())
+            if not fitting.start:
+                return self._finish(writer, [memory], measured, sizing, fitting)
+            async with self._fleet(writer, spec, fitting) as fleet:
+                with self._stage(writer, "proof", "real chats through the gateway"):
+                    proof = await prove(fleet.url, contract.model.id, writer.path / "events")
+                    self._narrator.news(proof.reason)
+                outcome = self._finish(writer, [memory], measured, sizing, fitting, proof)
+                await serve_until(outcome, fleet)
+            return outcome
+
+    async def _fetch(self) -> ModelFiles:
+        def progress(stage: str, done: int, total: int) -> None:
+            self._narrator.glance(f"{stage} {human_bytes(done)} of {human_bytes(total)}")
+
+        return await wire.open_model(self._contract.model.id, progress)
+
+    def _memory_gate(self, files: ModelFiles) -> Gate:
+        """Refuse before anything is started what would be killed once it is."""
+        lengths = [c.input_tokens.points[-1][1] + c.output_tokens.points[-1][1] for c in self._contract.traffic.classes]
+        dtype = wire.compute_dtype(self._contract)
+        needs = replica_memory(
+            files.header.shape,
+            memory_bytes=machine_capacity().memory_bytes,
+            sequence_tokens=min(int(max(lengths)), files.header.shape.context_length),
+            weight_format=dtype,
+            kv_format=dtype,
+        )
+        self._narrator.news(needs.reason)
+        return Gate("memory", "pass" if needs.fits else "fail", needs.reason)
+
+    def _spec(self, folder: Path) -> LaunchSpec:
+        return wire.embedded_spec(
+            self._contract,
+            threads=self._options.threads,
+            kv_memory_mib=max(_MIN_KV_MIB, self._options.kv_memory_mib),
+            events=str(folder / "events" / "replica-{port}.jsonl"),
+            replica="replica-{port}",
+        )
+
+    async def _measure(self, writer: RunWriter, files: ModelFiles, spec: LaunchSpec) -> Measured:
+        """One replica: is it right, then how fast."""
+        contract = self._contract
+        (writer.path / "events").mkdir(exist_ok=True)
+        with self._stage(writer, "replica", "start one replica"):
+            process = await ReplicaProcess.start_ready(spec, log_path=writer.path / "logs" / "measured.log")
+        grace_s = 0.0
+        try:
+            with self._stage(writer, "protocol", "protocol checks"):
+                checks = tuple(await run_checks(process.url, contract.model.id))
+                protocol = gates.protocol_gate(checks)
+                self._narrator.news(f"{protocol.verdict}: {protocol.reason}")
+            quality = await self._judge_quality(writer, process.url)
+            answers_right = protocol.verdict == "pass" and gates.quality_gate(contract, quality).verdict in (
+                "pass",
+                "not declared",
+            )
+            bench = await self._bench(writer, files, process.url) if answers_right else None
+            grace_s = spec.drain_timeout_s
+            return Measured(checks, quality, bench, _tree_bytes(process.pid))
+        finally:
+            await process.stop(grace_s)
+
+    async def _judge_quality(self, writer: RunWriter, url: str) -> dict[str, Any] | None:
+        gate = self._contract.quality
+        if gate is None:
+            return None
+        with self._stage(writer, "quality", f"quality suite {gate.suite}"):
+            suite = await asyncio.to_thread(load_suite, Path(gate.suite))
+            summary = (await run_suite(suite, url, model=self._contract.model.id)).summary(gate)
+            self._narrator.news(f"{summary['verdict']}: {'; '.join(summary['reasons'])}")
+            return summary
+
+    async def _bench(self, writer: RunWriter, files: ModelFiles, url: str) -> BenchResult:
+        def progress(news: BenchProgress) -> None:
+            if news.text is not None:
+                self._narrator.news(news.text)
+            else:
+                self._narrator.glance(f"{news.stage}: {news.num_done} of {news.num_total} requests")
+
+        with self._stage(writer, "bench", "frontier of one replica"):
+            codec = await asyncio.to_thread(Codec, files)
+            options = BenchOptions(seed=self._options.seed, budget_s=self._options.bench_budget_s)
+            return await run_bench(self._contract, url, self._contract.model.id, codec, options, writer, progress)
+
+    @contextlib.asynccontextmanager
+    async def _fleet(self, writer: RunWriter, spec: LaunchSpec, fitting: FitDecision) -> AsyncIterator[Fleet]:
+        sink = JsonlSink(writer.path / "events" / "gateway.jsonl")
+        config = FleetConfig(log_dir=writer.path / "logs", port=self._options.port)
+        try:
+            async with Fleet(spec, config, sink=sink) as fleet:
+                with self._stage(writer, "fleet", f"gateway and {fitting.start} replica(s)"):
+                    await fleet.start(fitting.start)
+                    self._narrator.news(f"listening on {fleet.url}")
+                yield fleet
+        finally:
+            await asyncio.to_thread(sink.close)
+
+    def _finish(
+        self,
+        writer: RunWriter,
+        found: list[Gate],
+        measured: Measured | None = None,
+        sizing: Sizing | None = None,
+        fitting: FitDecision | None = None,
+        proof: Proof | None = None,
+    ) -> Outcome:
+        """Judge, seal the run folder, write the report. `found` are the gates judged so far."""
+        if measured is not None:
+            found += self._gates(measured, sizing, fitting)
+        if proof is not None:
+            found.append(Gate("service", proof.verdict, proof.reason))
+        bench = measured.bench if measured else None
+        summary = {
+            **(bench.as_summary() if bench else {"points": []}),
+            "kind": "up",
+            "verdict": gates.overall(found),
+            "reasons": gates.reasons(found),
+            "gates": plain(found),
+            "protocol": plain(measured.checks) if measured else None,
+            "quality": measured.quality if measured else None,
+            "replicas": sizing.as_json(started=fitting.start) if sizing and fitting else None,
+            "fit": plain(fitting),
+            "proof": plain(proof),
+        }
+        written = writer.finish(summary)
+        report = self._write_report(writer.path)
+        return Outcome({**written, "report": str(report)}, writer.path, tuple(found), bench, sizing)
+
+    def _gates(self, measured: Measured, sizing: Sizing | None, fitting: FitDecision | None) -> Iterator[Gate]:
+        yield gates.protocol_gate(measured.checks)
+        yield gates.quality_gate(self._contract, measured.quality)
+        bench = measured.bench
+        if bench is not None and sizing is not None and fitting is not None:
+            share_qps = self._contract.traffic.qps.peak / max(1, fitting.start)
+            yield gates.objective_gate(bench.verdict, bench.reasons, bench.frontier, share_qps)
+            yield gates.fleet_gate(sizing, fitting)
+        yield gates.cost_gate(self._contract)
+
+    @contextlib.contextmanager
+    def _stage(self, writer: RunWriter, name: str, title: str) -> Iterator[None]:
+        with writer.stage(name), self._narrator.stage(title):
+            yield
+
+
+def _tree_bytes(pid: int) -> int:
+    """Resident bytes of a process and its children; what a further replica will need."""
+    process = psutil.Process(pid)
+    return sum(p.memory_info().rss for p in (process, *process.children(recursive=True)))

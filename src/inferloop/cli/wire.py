@@ -1,0 +1,119 @@
+"""The only place that reads the environment and picks implementations; verbs ask here for what they work on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inferloop.core.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from inferloop.backends.protocols import LaunchSpec
+    from inferloop.backends.serve_process import Value
+    from inferloop.bench.render import PromptCodec
+    from inferloop.contract.workload import Contract
+    from inferloop.models.fetch import Progress
+    from inferloop.models.resolve import ModelFiles
+
+LAUNCHABLE = ("embedded", "scripted")
+COMPUTE_DTYPES = ("bf16", "fp32")
+DEFAULT_DTYPE = "bf16"
+"""For weights as stored: they are dequantized once, when the model is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says: INFERLOOP_CACHE_DIR moves the model cache."""
+
+    cache_dir: Path | None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
+        cache = env.get("INFERLOOP_CACHE_DIR")
+        return cls(Path(cache) if cache else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server that is up. `model` None: the only one it lists. `codec` is the model's own tokenizer when its files
+    are known to be here; None: ask the server's /tokenize."""
+
+    url: str
+    model: str | None = None
+    codec: PromptCodec | None = None
+
+
+async def open_model(model_id: str, progress: Progress | None = None) -> ModelFiles:
+    """The model's files, fetched when need be; off the event loop. Raises what models.resolve raises."""
+    from inferloop.models.resolve import resolve
+
+    return await asyncio.to_thread(resolve, model_id, cache_dir=Settings.from_env().cache_dir, progress=progress)
+
+
+def compute_dtype(contract: Contract) -> str:
+    """What the embedded engine computes this contract's model in. Raises UsageError for a precision it cannot run."""
+    precision = contract.model.precision
+    parts = {precision.weights, precision.activations, precision.kv} - {None}
+    for part in parts:
+        if part not in COMPUTE_DTYPES:
+            known = " and ".join(COMPUTE_DTYPES)
+            raise UsageError(
+                f"model.precision: the embedded engine computes in {known}, or in bf16 from weights as stored when no "
+                f"precision is given; not in {part}"
+            )
+    if len(parts) > 1:
+        raise UsageError("model.precision: the embedded engine keeps weights, activations and KV in one precision")
+    return parts.pop() or DEFAULT_DTYPE if parts else DEFAULT_DTYPE
+
+
+def embedded_spec(contract: Contract, *, threads: int | None = None, **options: Value) -> LaunchSpec:
+    """How to start one replica of our own engine for a contract; `options` are flags of `inferloop serve`."""
+    from inferloop.backends.serve_process import launch_spec
+
+    named: dict[str, Value] = {"dtype": compute_dtype(contract), "threads": threads, "service": contract.service}
+    return launch_spec(contract.model.id, {**named, **options})
+
+
+@contextlib.asynccontextmanager
+async def target(name: str, contract: Contract, *, log_dir: Path) -> AsyncIterator[Target]:
+    """A URL as it is, or a backend launched for as long as the context lasts.
+
+    Raises UsageError for a name that is neither, LaunchError when it does not get ready.
+    """
+    if name.startswith(("http://", "https://")):
+        yield Target(name)
+        return
+    if name not in LAUNCHABLE:
+        close = nearest(name, LAUNCHABLE)
+        hint = f"did you mean {close!r}?" if close else f"a URL, or one of: {', '.join(LAUNCHABLE)}"
+        raise UsageError(f"unknown target {name!r} ({hint})")
+    from inferloop.backends.serve_process import launch_spec
+    from inferloop.engine.text.codec import Codec
+
+    codec: PromptCodec | None = None
+    if name == "embedded":
+        codec = await asyncio.to_thread(Codec, await open_model(contract.model.id))
+        spec = embedded_spec(contract)
+    else:
+        spec = launch_spec(contract.model.id, backend="scripted")
+    async with launched(spec, log_path=log_dir / f"{name}.log") as url:
+        yield Target(url, contract.model.id, codec)
+
+
+@contextlib.asynccontextmanager
+async def launched(spec: LaunchSpec, *, log_path: Path) -> AsyncIterator[str]:
+    """The URL of one replica, stopped on the way out: with a drain when all went well, at once when not."""
+    from inferloop.fleet.act.process import ReplicaProcess
+
+    process = await ReplicaProcess.start_ready(spec, log_path=log_path, replica_id="replica")
+    grace_s = 0.0
+    try:
+        yield process.url
+        grace_s = spec.drain_timeout_s
+    finally:
+        await process.stop(grace_s)
