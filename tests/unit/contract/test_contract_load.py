@@ -65,7 +65,9 @@ SEED: dict[str, Any] = {
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder, and the current one, so that nothing else is found."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "evals").mkdir()
     (tmp_path / "evals" / "assistant.yaml").write_text("version: 1\n")
     (tmp_path / "contracts").mkdir()
