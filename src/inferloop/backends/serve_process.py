@@ -37,7 +37,7 @@ def launch_spec(
     """One replica of `model_id`. `options` are flags of `inferloop serve` in snake case (`kv_memory_mib=256`,
     `deterministic=True`, `script=["ttft_ms=5"]`); None and False leave a flag out."""
     argv = [sys.executable, "-m", "inferloop", "serve", model_id, "--host", "127.0.0.1", "--port", "{port}"]
-    argv += ["--backend", backend, "--drain-timeout-s", f"{drain_timeout_s:g}"]
+    argv += ["--replica", "{replica}", "--backend", backend, "--drain-timeout-s", f"{drain_timeout_s:g}"]
     for name, value in (options or {}).items():
         argv += _flag("--" + name.replace("_", "-"), value)
     return LaunchSpec(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from inferloop.backends.protocols import Delta, StageTimes
 from inferloop.core.digest import digest_of
-from inferloop.core.errors import EngineError, OverloadedError, RequestError
+from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.core.ids import TraceContext, new_id
 from inferloop.core.request import FinishReason
 from inferloop.core.units import NS_PER_S, ns_to_ms
@@ -151,12 +151,6 @@ class Attempt:
     def abort(self, why: str, *, status: int | None = None) -> None:
         """The client left, or the replica is going down."""
         self._end("abort", why, status)
-
-    def drained(self) -> EngineError | OverloadedError:
-        """What a client is told whose answer was cut by a shutdown."""
-        if self._num_output:
-            return EngineError("this replica shut down before the answer was complete")
-        return OverloadedError("this replica is shutting down")
 
     def _end(self, reason: FinishReason, error: str | None, status: int | None, *, count: bool = True) -> None:
         assert not self.done, "an attempt ends once"

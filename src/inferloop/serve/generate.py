@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from inferloop.backends.protocols import GenerateRequest, GeneratorInfo
-from inferloop.core.errors import EngineError, InferloopError, RequestError
+from inferloop.core.errors import EngineError, InferloopError, OverloadedError, RequestError
 from inferloop.core.ids import TraceContext, new_id
 from inferloop.serve import sse
 from inferloop.serve.asgi import (
@@ -169,7 +169,10 @@ class _Answer:
             self._attempt.abort(why)
             return
         self._attempt.abort(why, status=200 if self._started else 503)
-        await self._tell(self._attempt.drained())
+        if self._started:
+            await self._tell(EngineError("this replica shut down before the answer was complete"))
+        else:  # nothing was sent, so another replica can take the request
+            await self._tell(OverloadedError("this replica is shutting down"))
 
     async def _tell(self, error: Exception) -> None:
         with contextlib.suppress(OSError):

@@ -142,6 +142,7 @@ async def serving(app: Starlette) -> AsyncIterator[str]:
         try:
             yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         finally:
-            app.state.replica.abort_all("drain")
+            if isinstance(replica := getattr(app.state, "replica", None), Replica):
+                replica.abort_all("drain")
             server.should_exit = True
             await task

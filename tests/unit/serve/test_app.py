@@ -1,0 +1,190 @@
+"""Routes, readiness, drain, limits, and the extension for load generators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+
+from inferloop.backends.http import HttpClient, Response
+from inferloop.backends.protocols import GenerateRequest
+from inferloop.backends.scripted import Script, ScriptedGenerator
+from inferloop.core.errors import EngineError
+from inferloop.records.sink import DropSink
+from inferloop.serve.app import build_app
+from inferloop.serve.config import ServeConfig
+from inferloop.serve.openapi import openapi_document
+from inferloop.serve.run import serving
+
+TEXT = "Ñandú 삼겹살 👩‍👩‍👧‍👦 swim."
+
+
+def make(script: Script | None = None, **config: Any) -> Starlette:
+    generator = ScriptedGenerator(script or Script(ttft_ms=1, tpot_ms=0.5, text=TEXT), model_id="m")
+    return build_app(generator, ServeConfig(replica="r1", **config), DropSink())
+
+
+@contextlib.asynccontextmanager
+async def client_of(app: Starlette) -> AsyncIterator[HttpClient]:
+    async with serving(app) as url:
+        client = HttpClient(url)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+async def post(client: HttpClient, path: str, body: dict[str, Any], **headers: str) -> Response:
+    data = json.dumps({"model": "m", **body}).encode()
+    named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return await client.request("POST", path, body=data, headers=named)
+
+
+def events_of(data: bytes) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in data.decode().split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+async def test_timings_extension_counts_tokens_per_chunk() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_options": {"include_usage": True}}
+    async with client_of(make(Script(ttft_ms=1, tpot_ms=1, text=TEXT, tokens_per_chunk=3))) as client:
+        response = await post(client, "/v1/chat/completions", body, x_inferloop_timings="1")
+        events = events_of(await response.read())
+        assert response.header("x-inferloop-replica") == "r1"
+        plain = events_of(await (await post(client, "/v1/chat/completions", body)).read())
+    counts = [event["inferloop"]["num_tokens"] for event in events]
+    assert sum(counts) == events[-1]["usage"]["completion_tokens"] == len(TEXT.encode()) + 1
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant" and counts[0] == 0
+    timings = events[-1]["inferloop"]
+    assert timings["queue_ms"] >= 0 and timings["prefill_ms"] > 0 and timings["decode_ms"] > 0
+    assert all("inferloop" not in event for event in plain)
+    for seen in (events, plain):
+        assert "".join(e["choices"][0]["delta"].get("content", "") for e in seen if e["choices"]) == TEXT
+        assert all(event["usage"] is None for event in seen[:-1])
+
+
+async def test_ready_only_after_a_real_token() -> None:
+    class Cold(ScriptedGenerator):
+        """Fails until it is mended."""
+
+        cold = asyncio.Event()
+
+        async def generate(self, request: GenerateRequest) -> Any:
+            await self.cold.wait()
+            if request.request_id.startswith("warm") and not self.mended:
+                self.mended = True
+                raise EngineError("no device yet")
+            async for delta in super().generate(request):
+                yield delta
+
+        mended = False
+
+    generator = Cold(Script(ttft_ms=1), model_id="m")
+    app = build_app(generator, ServeConfig(), DropSink())
+    async with client_of(app) as client:
+        first = await client.request("GET", "/health/ready")
+        assert (first.status, (await first.json())["ready"]) == (503, False)
+        assert (await client.request("GET", "/health/live")).status == 200
+        generator.cold.set()
+        for _ in range(100):
+            second = await client.request("GET", "/health/ready")
+            if (answer := await second.json())["reason"] != "no token produced yet":
+                break
+            await asyncio.sleep(0.01)
+        assert (second.status, answer["reason"]) == (503, "warm-up failed: no device yet")
+        for _ in range(400):
+            third = await client.request("GET", "/health/ready")
+            if (await third.json())["ready"]:
+                break
+            await asyncio.sleep(0.01)
+        assert third.status == 200
+
+
+async def test_drain_refuses_new_finishes_running_and_tells_the_cut() -> None:
+    app = make(Script(ttft_ms=1, tpot_ms=10, text=TEXT), drain_timeout_s=1.5)
+    async with client_of(app) as client:
+        short = await post(client, "/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 20})
+        endless = {"prompt": "x", "max_tokens": 9000, "ignore_eos": True}
+        long = await post(client, "/v1/completions", endless | {"stream": True})
+        whole = asyncio.create_task(post(client, "/v1/completions", endless))
+        await asyncio.sleep(0.05)
+        drain = asyncio.create_task(app.state.replica.drain())
+        await asyncio.sleep(0.05)
+        ready = await client.request("GET", "/health/ready")
+        assert (ready.status, (await ready.json())["reason"]) == (503, "draining")
+        refused = await post(client, "/v1/completions", {"prompt": "x"})
+        assert (refused.status, refused.header("retry-after")) == (503, "1")
+        assert (await client.request("GET", "/health/live")).status == 200
+        assert (await short.read()).endswith(b"data: [DONE]\n\n")
+        data = await long.read()
+        assert b"shut down before the answer was complete" in data and b"[DONE]" not in data
+        assert (await whole).status == 503
+        await drain
+        assert app.state.replica.attempts == {}
+
+
+async def test_limits_and_unknown_paths_are_openai_errors() -> None:
+    async with client_of(make(max_body_bytes=1000)) as client:
+        for method, path, body, status, code in (
+            ("POST", "/v1/completions", b"x" * 1001, 413, "request_too_large"),
+            ("POST", "/tokenize", b"x" * 1001, 413, "request_too_large"),
+            ("POST", "/tokenize", b"{}", 400, "invalid_value"),
+            ("POST", "/tokenize", b'{"prompt":"a","messages":[]}', 400, "invalid_value"),
+            ("POST", "/detokenize", b'{"tokens":[999]}', 400, "invalid_value"),
+            ("GET", "/nowhere", None, 404, "not_found"),
+            ("GET", "/v1/models/other", None, 404, "model_not_found"),
+            ("GET", "/v1/completions", None, 405, "method_not_allowed"),
+        ):
+            response = await client.request(method, path, body=body)
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (status, code), path
+            assert response.header("x-request-id")
+
+
+@pytest.mark.parametrize("given", ["bad id\twith spaces", "x" * 500, "é"])
+async def test_hostile_request_ids_are_replaced(given: str) -> None:
+    async with client_of(make()) as client:
+        response = await client.request("GET", "/health/live", headers=[("x-request-id", given)])
+        assert (response.header("x-request-id") or "").startswith("req-")
+
+
+async def test_identity_and_models_agree() -> None:
+    app = make()
+    async with client_of(app) as client:
+        identity = await client.get_json("/identity")
+        [model] = (await client.get_json("/v1/models"))["data"]
+    assert identity["digest"] == model["identity_digest"] == app.state.replica.info.identity.digest
+    assert identity["engine"] == "scripted"
+
+
+async def test_every_route_is_described_and_every_description_is_a_route() -> None:
+    app = make()
+    document = openapi_document()
+    described = {(path, m.upper()) for path, methods in document["paths"].items() for m in methods}
+    routes = {(r.path.replace(":path", ""), next(iter(r.methods - {"HEAD"}))) for r in app.routes}  # type: ignore[attr-defined]
+    assert described == routes
+    schemas = document["components"]["schemas"]
+    chat = schemas["ChatRequest"]
+    assert chat["additionalProperties"] is False and set(chat["required"]) == {"model", "messages"}
+    text = json.dumps(document)
+    refs = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert refs <= set(schemas)
+    async with client_of(app) as client:
+        assert await client.get_json("/openapi.json") == json.loads(text)
+
+
+async def test_slow_readers_do_not_hold_others_up() -> None:
+    """A client that does not read costs memory of its own stream only."""
+    script = Script(ttft_ms=0, tpot_ms=0, text="x" * 64, tokens_per_chunk=64)
+    async with client_of(make(script)) as client:
+        endless = {"prompt": "x", "max_tokens": 30000, "ignore_eos": True, "stream": True}
+        slow = await post(client, "/v1/completions", endless)
+        fast = await post(client, "/v1/completions", {"prompt": "x", "max_tokens": 5})
+        assert fast.status == 200
+        assert b"[DONE]" in await slow.read()

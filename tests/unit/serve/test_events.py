@@ -1,0 +1,216 @@
+"""Whatever happens to a request, it leaves exactly one event, and the counters agree with the events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from inferloop.backends.http import HttpClient
+from inferloop.backends.scripted import Script, ScriptedGenerator
+from inferloop.records.event import Content, ReplicaEvent
+from inferloop.records.sink import JsonlSink, Record
+from inferloop.serve.app import build_app
+from inferloop.serve.config import ServeConfig
+from inferloop.serve.replica import Replica
+from inferloop.serve.run import serving
+
+FAST = Script(ttft_ms=2, tpot_ms=1, text="one two three four five six seven eight nine ten")
+
+
+@dataclass
+class ListSink:
+    records: list[Record] = field(default_factory=list)
+
+    def write(self, record: Record) -> None:
+        self.records.append(record)
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def events(self) -> list[ReplicaEvent]:
+        return [r for r in self.records if isinstance(r, ReplicaEvent)]
+
+
+@dataclass
+class Served:
+    client: HttpClient
+    sink: ListSink
+    replica: Replica
+    content: ListSink
+
+    async def post(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        response = await self.client.request(
+            "POST", "/v1/completions", body=json.dumps({"model": "m", **body}).encode(), headers=(headers or {}).items()
+        )
+        return response.status, await response.read()
+
+    async def event(self, num: int = 1) -> ReplicaEvent:
+        for _ in range(400):
+            if len(self.sink.events) >= num:
+                break
+            await asyncio.sleep(0.005)
+        assert len(self.sink.events) == num
+        return self.sink.events[-1]
+
+
+@contextlib.asynccontextmanager
+async def served(script: Script = FAST, **config: Any) -> AsyncIterator[Served]:
+    sink, content = ListSink(), ListSink()
+    generator = ScriptedGenerator(script, model_id="m")
+    app = build_app(generator, ServeConfig(replica="r1", **config), sink, content_sink=content)
+    async with serving(app) as url:
+        client = HttpClient(url)
+        try:
+            yield Served(client, sink, app.state.replica, content)
+        finally:
+            await client.close()
+
+
+async def test_success_has_every_stamp_in_order() -> None:
+    async with served(service="s") as s:
+        headers = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "x-request-id": "my-id", "x-inferloop-class": "chat"}
+        status, body = await s.post({"prompt": "hello", "max_tokens": 4, "temperature": 0}, headers)
+        event = await s.event()
+    assert status == 200 and json.loads(body)["choices"][0]["finish_reason"] == "length"
+    assert (event.trace_id, event.parent_id, event.request_id) == ("ab" * 16, "cd" * 8, "my-id")
+    assert (event.replica, event.service, event.traffic_class, event.status) == ("r1", "s", "chat", 200)
+    assert (event.finish_reason, event.error_class, event.content_ref) == ("length", None, None)
+    assert (event.num_input_tokens, event.num_output_tokens, event.num_cached_tokens) == (5, 4, 0)
+    assert event.identity_digest == s.replica.info.identity.digest
+    stamps = [
+        event.t_engine_in_ns, event.t_tokenized_ns, event.t_scheduled_ns, event.t_first_token_ns,
+        event.t_last_token_ns, event.t_sent_ns,
+    ]  # fmt: skip
+    known = [t for t in stamps if t is not None]
+    assert len(known) == len(stamps) and known == sorted(known)
+    assert len(event.token_offsets_us) == 4 and list(event.token_offsets_us) == sorted(event.token_offsets_us)
+    assert event.token_offsets_us[0] == 0
+    assert event.queue_ms is not None and event.prefill_ms is not None and event.t_first_token_ns is not None
+    assert event.queue_ms + event.prefill_ms == pytest.approx((event.t_first_token_ns - event.t_engine_in_ns) / 1e6)
+
+
+async def test_one_event_for_every_ending() -> None:
+    """Good, refused, unknown model, broken JSON, overloaded, failed before and after the first token, left."""
+    async with served() as s:
+        await s.post({"prompt": "x", "stream": True, "max_tokens": 3})
+        assert (await s.event(1)).finish_reason == "length"
+        refused: list[dict[str, Any]] = [{"prompt": ""}, {"prompt": "x", "model": "other"}, {"prompt": "x", "n": 5}]
+        for num, fields in enumerate(refused, 2):
+            await s.post(fields)
+            event = await s.event(num)
+            assert (event.finish_reason, event.error_class) == ("error", "http_4xx")
+            assert event.num_output_tokens == 0
+        metrics = s.replica.metrics
+        assert metrics.finished == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+        assert sum(metrics.refused.values()) == 3
+
+    async with served(Script(error_rate=1.0, error_kind="overloaded")) as s:
+        status, body = await s.post({"prompt": "x"})
+        event = await s.event()
+        assert (status, event.status, event.error_class) == (503, 503, "overloaded")
+        assert json.loads(body)["error"]["code"] == "overloaded"
+
+    for after, stream, status in ((0, True, 500), (0, False, 500), (2, False, 500), (2, True, 200)):
+        async with served(Script(ttft_ms=1, tpot_ms=1, error_rate=1.0, error_after_tokens=after)) as s:
+            seen, body = await s.post({"prompt": "x", "stream": stream, "max_tokens": 9})
+            event = await s.event()
+            assert (seen, event.status, event.error_class) == (status, status, "engine")
+            assert event.num_output_tokens == after
+            assert b'"error":{' in body and b"[DONE]" not in body
+            assert s.replica.metrics.finished["error"] == 1
+            assert s.replica.metrics.num_without_token == (1 if after == 0 else 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_leaving_while_running_or_queued_aborts(stream: bool) -> None:
+    async with served(Script(ttft_ms=30, tpot_ms=5, max_concurrency=2)) as s:
+        body = json.dumps({"model": "m", "prompt": "x", "stream": stream, "max_tokens": 4000, "ignore_eos": True})
+        calls = [asyncio.create_task(s.client.request("POST", "/v1/completions", body=body.encode())) for _ in range(6)]
+        await asyncio.sleep(0.1 if stream else 0.05)
+        for call in calls:
+            if call.done():
+                call.result().abort()
+            call.cancel()
+        await s.event(6)
+        assert all((e.finish_reason, e.error_class) == ("abort", "disconnect") for e in s.sink.events)
+        queued = [e for e in s.sink.events if e.t_first_token_ns is None]
+        assert len(queued) >= 4
+        stats = s.replica.generator.describe()[1]
+        assert (stats.num_running, stats.num_waiting, s.replica.attempts) == (0, 0, {})
+        assert s.replica.metrics.finished["abort"] == 6
+
+
+async def test_ttft_is_counted_once_per_request_with_a_token() -> None:
+    """However many chunks: TTFT observations + endings without a token = finished requests."""
+    async with served(Script(ttft_ms=3, tpot_ms=0.5, tokens_per_chunk=3)) as s:
+        for _ in range(10):
+            await s.post({"prompt": "x" * 50, "max_tokens": 11})
+        await s.event(10)
+        metrics = s.replica.metrics
+    assert metrics.histograms["ttft"].count == 10 == sum(metrics.finished.values())
+    assert metrics.histograms["ttft"].sum >= 10 * 0.003
+    assert metrics.histograms["itl"].count == 10 * 8  # chunks of 3, 3, 3, 2: the later tokens, not the chunks
+    assert metrics.generation_tokens == 110 and metrics.prompt_tokens == 500
+    assert (
+        metrics.histograms["tpot"].count == metrics.histograms["e2e"].count == metrics.histograms["queue"].count == 10
+    )
+
+
+CANARIES = ("secret-canary-123", "secret-canary-456")
+
+
+async def test_nothing_of_the_content_leaks_by_default(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not into events, metrics, logs or standard output; not as token ids either, also when the request fails."""
+    caplog.set_level(logging.DEBUG)
+    prompt, answer = CANARIES
+    for script in (
+        Script(ttft_ms=1, tpot_ms=0, text=answer),
+        Script(error_rate=1.0, error_after_tokens=4, text=answer),
+    ):
+        async with served(script) as s:
+            await s.post({"prompt": prompt, "stop": ["never"], "user": prompt})
+            await s.post({"prompt": prompt, "no_such": prompt})
+            metrics = s.replica.metrics.render().decode()
+            await s.event(2)
+            told = msgspec.json.encode(s.sink.records).decode() + metrics + caplog.text + "".join(capfd.readouterr())
+            assert s.content.records == []
+        for canary in CANARIES:
+            assert canary not in told
+            assert str(list(canary.encode()))[1:-1].replace(" ", "") not in told.replace(" ", "")
+
+
+@pytest.mark.parametrize(("capture", "with_text"), [("token_ids", False), ("text", True)])
+async def test_captured_content_goes_to_its_own_file(tmp_path: Path, capture: str, with_text: bool) -> None:
+    async with served(capture=capture, content_path=tmp_path / "e.content.jsonl") as s:
+        await s.post({"prompt": "hello", "max_tokens": 3})
+        event = await s.event()
+        [content] = s.content.records
+    assert isinstance(content, Content)
+    assert event.content_ref == f"e.content.jsonl#{content.event_id}" == f"e.content.jsonl#{event.event_id}"
+    assert content.input_token_ids == tuple(b"hello") and content.output_token_ids == tuple(b"one")
+    assert (content.input_text, content.output_text) == (("hello", "one") if with_text else (None, None))
+
+
+async def test_events_reach_the_file_when_the_server_stops(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "events.jsonl")
+    app = build_app(ScriptedGenerator(FAST, model_id="m"), ServeConfig(), sink)
+    async with serving(app) as url:
+        client = HttpClient(url)
+        body = json.dumps({"model": "m", "prompt": "x", "max_tokens": 2}).encode()
+        for _ in range(5):
+            await (await client.request("POST", "/v1/completions", body=body)).read()
+        await client.close()
+    lines = (tmp_path / "events.jsonl").read_bytes().splitlines()
+    assert [msgspec.json.decode(line, type=ReplicaEvent).num_output_tokens for line in lines] == [2] * 5
