@@ -15,6 +15,7 @@ from inferloop.measure.timing import RequestTiming
 from inferloop.pages.chart import DRAW, bokeh_script
 from inferloop.pages.charts import Described, frontier_charts, over_time
 from inferloop.pages.document import document
+from inferloop.pages.evidence import gates_table, notes, proof_table, protocol_table
 from inferloop.pages.html import Child, section, tag
 from inferloop.pages.origin import definitions, origin, stages
 from inferloop.pages.points import errors_table, percentiles_table, point_name, points_table
@@ -57,13 +58,16 @@ def _sections(
     points = mappings(summary.get("points"))
     slo = slo_of(summary)
     parts: list[tuple[str, str, list[Child]]] = []
+    gates = gates_table(summary)
+    if gates:
+        parts.append(("gates", "Gates", [gates]))
     if slo:
-        at = None if summary.get("slo") else judged_point(summary)
-        said = f"At the highest load that keeps them, else the lowest measured: {point_name(at)}." if at else None
+        at = judged_point(summary)
+        said = f"Judged at {point_name(at)}." if at else None
         parts.append(("verdict", "Objectives", [tag("p", said, class_="soft") if said else None, slo_table(slo)]))
     if points:
         charts = frontier_charts(points, declared(summary, header))
-        parts.append(("frontier", "Frontier", [_grid(charts), points_table(points)]))
+        parts.append(("frontier", "Frontier", [_grid(charts), points_table(points), notes(summary, points)]))
         parts.append(("percentiles", "Latency", [percentiles_table(points), errors_table(points)]))
     sized = sizing(summary, header)
     if sized:
@@ -71,6 +75,9 @@ def _sections(
     gate = summary if "cases" in summary else mapping(summary.get("quality"))
     if gate:
         parts.append(("quality", "Quality gate", [quality(gate)]))
+    checks, proof = protocol_table(summary), proof_table(summary)
+    if checks or proof:
+        parts.append(("service", "Service", [proof, checks]))
     timeline, bars = over_time(rows), waterfall(rows)
     if timeline or bars:
         parts.append(("requests", "Requests", [timeline.html() if timeline else None, bars]))

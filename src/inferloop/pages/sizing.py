@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from inferloop.pages.html import Child, facts, join, tag
-from inferloop.pages.text import ABSENT, number, percent
+from inferloop.pages.text import ABSENT, number, percent, words
 from inferloop.pages.verdicts import Json, mapping
 
 
@@ -39,8 +39,9 @@ def sizing(summary: Json, header: Json) -> Markup | None:
         formula = f"\u2308peak / (c \u00b7 \u03c1)\u2309 + spare = \u2308{number(peak)} / ({number(capacity['qps'])}"
         formula += f" \u00b7 {number(rho)})\u2309 + {number(spare or 0)}"
         parts.append(tag("p", formula + (f" = {number(needed)}" if isinstance(needed, int) else "")))
-    named = (("Replicas", replicas), ("Capacity", capacity))
+    named = (("Replicas", {} if parts else replicas), ("Capacity", capacity))
     parts += [tag("p", f"{name}: {found['reason']}.") for name, found in named if found.get("reason")]
+    parts += [tag("p", f"{reason}.") for reason in words(mapping(summary.get("fit")).get("reasons"))]
     pairs: list[tuple[str, Child]] = [
         ("Peak rate", _with(peak, "queries/s")),
         ("Capacity c", _with(capacity.get("qps"), "queries/s per replica")),
@@ -48,6 +49,7 @@ def sizing(summary: Json, header: Json) -> Markup | None:
         ("Utilization \u03c1", None if rho is None else percent(rho)),
         ("Spare replicas", _with(spare, "")),
         ("Needed", _with(needed, "")),
+        ("At best, at worst", _range(replicas)),
         ("Started here", _with(replicas.get("started"), "")),
         ("Missing", _with(replicas.get("missing"), "")),
     ]
@@ -56,6 +58,12 @@ def sizing(summary: Json, header: Json) -> Markup | None:
 
 def _with(value: object, unit: str) -> str | None:
     return None if value is None else f"{number(value)} {unit}".strip()
+
+
+def _range(replicas: Json) -> str | None:
+    if replicas.get("low") is None:
+        return None
+    return f"{number(replicas['low'])}, {number(replicas['high']) if replicas.get('high') is not None else 'unbounded'}"
 
 
 def _between(capacity: Json) -> str | None:

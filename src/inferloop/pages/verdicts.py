@@ -33,7 +33,11 @@ def slo_of(summary: Json) -> Json:
 
 
 def judged_point(summary: Json) -> Json | None:
-    """The point with the highest load that passes, else the one with the lowest load. None when none was judged."""
+    """The point that the run names; else the one with the highest load that passes, else with the lowest load."""
+    wanted = summary.get("judged_point")
+    named = [p for p in mappings(summary.get("points")) if p.get("name") == wanted]
+    if wanted is not None and named:
+        return named[0]
     judged = [p for p in mappings(summary.get("points")) if p.get("slo")]
     passing = [p for p in judged if mapping(p["slo"]).get("verdict") == "pass"]
     if passing:
@@ -75,7 +79,11 @@ def slo_table(slo: Json) -> Markup:
             [
                 label(objective) if _whole(objective) else ABSENT,
                 verdict(found.get("verdict")),
-                f"{number(observed)} ms" if number(observed) != ABSENT else ABSENT,
+                "\u221e"
+                if found.get("infinite")
+                else ABSENT
+                if number(observed) == ABSENT
+                else f"{number(observed)} ms",
                 _why(found),
             ]
         )

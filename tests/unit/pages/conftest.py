@@ -103,6 +103,12 @@ def run() -> dict[str, Any]:
         "summary": {
             "verdict": "fail",
             "reasons": ["2 replicas are missing"],
+            "notes": ["the budget left no time to measure 9 queries/s"],
+            "gates": [{"name": "protocol", "verdict": "pass", "reason": "12 checks passed"}],
+            "protocol": [{"name": "usage", "outcome": "passed", "reason": ""}, {"name": "n", "outcome": "refused"}],
+            "proof": {"chats": [{"question": "Capital of Italy?", "answer": "Rome.", "streamed": True,
+                                 "num_output_tokens": 3, "problem": ""}]},
+            "fit": {"start": 1, "missing": 4, "reasons": ["memory holds 1 replica"]},
             "points": points,
             "capacity": plain(capacity),
             "replicas": {"needed": 5, "rho": 0.8, "failure_headroom": 1, "started": 1},

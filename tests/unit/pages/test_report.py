@@ -69,6 +69,11 @@ def test_it_says_what_was_promised_and_what_was_found(run: dict[str, Any]) -> No
         "f00df00df00d",
         "not finished",
         "2 replicas are missing",
+        "12 checks passed",
+        "refused by design",
+        "Capital of Italy?",
+        "memory holds 1 replica.",
+        "the budget left no time",
     ):
         assert said in text, said
 

@@ -1,0 +1,166 @@
+"""A run folder becomes a page that draws in a real browser without any network, in both colour schemes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from inferloop.cli.main import app
+from inferloop.core.digest import plain
+from inferloop.core.slo import Objective, Slo
+from inferloop.measure.summary import summarize
+from inferloop.measure.timing import Chunk, RequestTiming
+from inferloop.measure.verdict import judge
+from inferloop.records.run import RunWriter
+
+MS = 1_000_000
+LIMIT = Slo((Objective("ttft_ms", 0.95, 300.0),), max_error_rate=0.01)
+OFFLINE = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
+    *("--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:9"),
+    *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=10000", "--timeout=60000"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI needs a browser: apt-get install chromium")
+        pytest.skip("no chromium on PATH")
+    return found
+
+
+def requests(ttft_ms: int, gap_ms: int, every_ms: int) -> list[RequestTiming]:
+    made = []
+    for i in range(140):
+        t = i * every_ms * MS
+        first = t + (ttft_ms + i % 7) * MS
+        chunks = tuple(Chunk(first + k * gap_ms * MS, 1) for k in range(8))
+        made.append(RequestTiming(f"r{i}", t, t, t + MS, chunks[-1].t_ns, chunks, 20, 8, finish_reason="length"))
+    return made
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    loads = [(1.0, requests(100, 20, 1000)), (4.0, requests(400, 30, 250))]
+    points = [
+        {**summarize(rows, mode="open", offered_qps=qps).as_json(), "slo": judge(LIMIT, rows).as_json()}
+        for qps, rows in loads
+    ]
+    with RunWriter(tmp_path / "runs", verb="bench", service="<b>assistant</b>", seed=1, arrivals="constant") as writer:
+        with writer.stage("measure"):
+            for _, rows in loads[:1]:
+                for row in rows:
+                    writer.append(row, point="p")
+        writer.update(identity={"model_id": "demo", "digest": "ab" * 32})
+        writer.finish({
+            "verdict": "fail", "reasons": ["TTFT misses its limit"], "points": plain(points),
+            "capacity": {"qps": 2.0, "low": 1.0, "high": 4.0},
+            "replicas": {"needed": 3, "rho": 0.7, "failure_headroom": 1, "peak_qps": 2.5, "started": 1},
+        })  # fmt: skip
+    return writer.path
+
+
+def browse(chromium: str, page: Path, tmp_path: Path, *flags: str) -> tuple[str, str]:
+    """(DOM or nothing, what the browser logged)."""
+    profile = tmp_path / f"profile-{len(list(tmp_path.glob('profile-*')))}"
+    done = subprocess.run(
+        [chromium, *OFFLINE, f"--user-data-dir={profile}", *flags, page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout, done.stderr
+
+
+def complaints(log: str) -> list[str]:
+    """Console lines that are not mere information, and anything about the policy."""
+    lines = [line for line in log.splitlines() if "CONSOLE" in line]
+    return [
+        line for line in lines if "INFO:CONSOLE" not in line or re.search("Content.Security|Refused|Uncaught", line)
+    ]
+
+
+def colours(png: Path) -> tuple[tuple[int, int], set[tuple[int, ...]]]:
+    """((width, height), the distinct RGB values) of an 8-bit PNG."""
+    data, at, packed = png.read_bytes(), 8, b""
+    width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
+    assert depth == 8 and kind in (2, 6), "an 8-bit RGB or RGBA image"
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            packed += data[at + 8 : at + 8 + length]
+        at += length + 12
+    size = 3 if kind == 2 else 4
+    raw, stride, before, seen = zlib.decompress(packed), width * size, bytearray(width * size), set()
+    for row in range(height):
+        line = bytearray(raw[row * (stride + 1) + 1 : (row + 1) * (stride + 1)])
+        unfilter(raw[row * (stride + 1)], line, before, size)
+        seen |= {tuple(line[x : x + 3]) for x in range(0, stride, size)}
+        before = line
+    return (width, height), seen
+
+
+def unfilter(kind: int, line: bytearray, above: bytearray, size: int) -> None:
+    """Undo one row's PNG filter in place (https://www.w3.org/TR/png-3/#9Filters)."""
+    for i in range(len(line)):
+        a, b, c = (line[i - size], above[i], above[i - size]) if i >= size else (0, above[i], 0)
+        nearest = min((a, b, c), key=lambda v: abs(a + b - c - v))
+        line[i] = (line[i] + (0, a, b, (a + b) // 2, nearest)[kind]) & 255
+
+
+def rgb(text: str) -> tuple[int, ...]:
+    return tuple(int(text[i : i + 2], 16) for i in (1, 3, 5))
+
+
+def test_the_report_draws_without_network(chromium: str, run_folder: Path, tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["report", str(run_folder), "--json"])
+    assert told.exit_code == 0, told.output
+    page = run_folder / "report.html"
+
+    dom, log = browse(chromium, page, tmp_path, "--dump-dom")
+    assert not complaints(log), complaints(log)
+    assert 'data-charts="drawn"' in dom, "the script ran to its end"
+    holders = re.findall(r'<div id="plot-(\w+)"[^>]*>(.*?)</div>', dom, re.DOTALL)
+    assert [name for name, _ in holders] == ["ttft", "tpot", "ttlt", "tokens", "time"]
+    assert all("<div" in inside for _, inside in holders), "every chart has a Bokeh root"
+    for text in (
+        "TTFT p95 \u2264 300 ms",
+        "not certifiable (522 more needed)",
+        "the peak needs 3 replicas",
+        "1 passes",
+    ):
+        assert text in dom, text
+    assert "<b>assistant</b>" not in dom and "&lt;b&gt;assistant" in dom
+    assert 'class="rest"' in dom, "the waterfall has bars"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "ground", "series"),
+    [("light", 1200, "#ffffff", "#1f5fbf"), ("dark", 400, "#14171a", "#82b1ff")],
+)
+def test_pixels_in_both_schemes(
+    chromium: str, run_folder: Path, tmp_path: Path, scheme: str, width: int, ground: str, series: str
+) -> None:
+    assert CliRunner().invoke(app, ["report", str(run_folder), "-o", str(tmp_path / "r.html")]).exit_code == 0
+    shot = tmp_path / "shot.png"
+    flags = [f"--screenshot={shot}", f"--window-size={width},1500"]
+    flags.append(f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}")
+    _, log = browse(chromium, tmp_path / "r.html", tmp_path, *flags)
+    assert not complaints(log), complaints(log)
+    (got, _), seen = colours(shot)
+    assert got == width
+    assert rgb(ground) in seen and rgb(series) in seen, "ground and the first series are there"
+    assert rgb("#ffffff" if scheme == "dark" else "#14171a") not in seen
