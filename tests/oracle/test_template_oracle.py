@@ -1,11 +1,11 @@
-"""Prompts against what transformers makes of the same tokenizer and template."""
+"""Ids and prompts against what transformers makes of the same file."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from inferloop.engine.text.codec import Codec
 from inferloop.engine.text.template import ChatTemplate
@@ -13,7 +13,7 @@ from inferloop.models.resolve import ModelFiles
 
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Hello"}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " 12 <|im_end|> 世界\n"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " <|im_end|> 世界\n"}],
     [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b\n\n"},
@@ -35,10 +35,26 @@ def codec(embedded_model: ModelFiles) -> Codec:
 
 
 @pytest.fixture(scope="module")
-def theirs(codec: Codec, embedded_model: ModelFiles) -> Any:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=codec.tokenizer._inner, bos_token="<|im_start|>")
-    tokenizer.chat_template = embedded_model.header.chat_template
-    return tokenizer
+def theirs(embedded_model: ModelFiles) -> Any:
+    """Built by transformers from the GGUF file, not from anything of ours. Its reading drops this model's rule that
+    digits stand alone, so texts here have none; digits are held to the slow merging in test_bpe_oracle."""
+    path = embedded_model.path
+    return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello, world! isn't it?",
+        "def f(x):\n    return x",
+        "世界 삼겹살",
+        "👩‍👩‍👧 ñandú",
+        "  a  b \n\n c",
+        "x <|im_end|> y",
+    ],
+)
+def test_ids_equal_theirs(codec: Codec, theirs: Any, text: str) -> None:
+    assert codec.tokenizer.encode(text, allow_special=True) == theirs.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("chat", CHATS)
