@@ -30,6 +30,7 @@ from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import plain
 from inferloop.core.errors import RequestError, UsageError
 from inferloop.core.units import NS_PER_S
+from inferloop.measure.frontier import Capacity
 from inferloop.measure.quantiles import min_samples
 from inferloop.measure.samples import CENSORED
 from inferloop.measure.summary import Mode, summarize
@@ -279,12 +280,15 @@ class _Bench:
         if measured:
             self._points.append(point)
         if self._progress is not None:
-            self._progress(BenchProgress(name, len(result.timings), len(planned), describe(point)))
+            told = describe(point) if measured else None
+            self._progress(BenchProgress(name, len(result.timings), len(planned), told))
         return point
 
     def _result(self, verdict: str, reasons: tuple[str, ...], judged: BenchPoint | None) -> BenchResult:
         frontier = frontier_of(self._points)
         capacity = frontier.capacity() if self._contract.slo.objectives else saturated(self._points)
+        if judged is not None and judged.mode == "serial" and verdict == "fail":
+            capacity = Capacity(0.0, 0.0, judged.summary.achieved_qps, "none", True, "one request at a time fails")
         voids = [f"{p.name}: {text}" for p in self._points if p.void for text in p.void]
         notes = tuple(dict.fromkeys([*self._notes, *voids]))
         return BenchResult(tuple(self._points), frontier, capacity, verdict, reasons, notes, judged)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from inferloop.cli.bench import bench
 from inferloop.cli.check import check
 from inferloop.cli.eval import eval as eval_verb
 from inferloop.cli.models import app as models_app
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(check)
 app.command()(up)
 app.command()(serve)
+app.command()(bench)
 app.command(name="eval")(eval_verb)
 app.command()(report)
 app.add_typer(models_app, name="models")

@@ -1,0 +1,128 @@
+"""`inferloop bench CONTRACT --target TARGET`: measure one replica's frontier and judge it at the contract's peak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inferloop.cli.common import JsonOption, RunsDirOption, is_interactive, print_json, run_async, stderr, stdout, verb
+
+if TYPE_CHECKING:
+    from inferloop.bench.result import BenchResult
+    from inferloop.bench.search import BenchProgress
+    from inferloop.plan.capacity import Sizing
+
+EXIT_BY_VERDICT = {"pass": 0, "not declared": 0, "void": 4}
+
+
+@verb
+def bench(
+    contract: Annotated[Path, typer.Argument(help="The contract: YAML, TOML or JSON.")],
+    target: Annotated[
+        str, typer.Option(help="A URL, embedded (our engine), or a backend to launch for the run.")
+    ] = "embedded",
+    model: Annotated[
+        str | None, typer.Option(help="Model name to ask for; default: the only one there is.", show_default=False)
+    ] = None,
+    budget_s: Annotated[float, typer.Option("--budget", min=5.0, help="Seconds the measurement may take.")] = 180.0,
+    points: Annotated[int, typer.Option(min=0, max=50, help="Most rates to try between serial and burst.")] = 5,
+    peak: Annotated[
+        float | None, typer.Option(min=0.0, help="Rate to judge at; default: the contract's peak.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same requests.")] = 0,
+    rho: Annotated[
+        float, typer.Option(min=0.05, max=0.99, help="Share of its capacity a replica is loaded to at the peak.")
+    ] = 0.7,
+    failure_headroom: Annotated[int, typer.Option(min=0, help="Replicas that may be lost at the peak.")] = 1,
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Ask for answers of exactly the sampled length; hosted APIs refuse this.")
+    ] = True,
+    runs_dir: RunsDirOption = Path("runs"),
+    json_output: JsonOption = False,
+) -> None:
+    """Measure serial, burst, the rates between them and the contract's peak; write a run folder.
+
+    Exits 1 when the objective is missed or cannot be certified, 4 when the run is void.
+
+    Example: inferloop bench contracts/assistant.yaml --target http://127.0.0.1:8000
+    """
+    from inferloop.bench.search import BenchOptions, run_bench
+    from inferloop.cli import wire
+    from inferloop.cli.report import write_report
+    from inferloop.contract.load import load
+    from inferloop.plan.capacity import size
+    from inferloop.records.run import RunWriter, open_run
+
+    loaded = load(contract)
+    options = BenchOptions(seed=seed, budget_s=budget_s, num_points=points, peak_qps=peak, ignore_eos=ignore_eos)
+    told = {"contract_text": contract.read_text(), "target": target}
+
+    async def main(writer: RunWriter) -> BenchResult:
+        async with wire.target(target, loaded, log_dir=writer.path) as t:
+            with _Bars() as bars:
+                return await run_bench(loaded, t.url, model or t.model, t.codec, options, writer, bars.tell)
+
+    with RunWriter(runs_dir, verb="bench", service=loaded.service, contract=loaded, options=told) as writer:
+        result = run_async(lambda: main(writer))
+        sizing = size(loaded.traffic.qps.peak, result.capacity, rho=rho, failure_headroom=failure_headroom)
+        summary = writer.finish({**result.as_summary(), "replicas": sizing.as_json()})
+        report = write_report(open_run(writer.path))
+    if json_output:
+        print_json(summary)
+    else:
+        show(result, sizing, report)
+    raise typer.Exit(EXIT_BY_VERDICT.get(result.verdict, 1) or (0 if sizing.fits else 1))
+
+
+class _Bars:
+    """A bar per point on a terminal, a line per finished point elsewhere."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=stderr,
+            disable=not is_interactive(),
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> _Bars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def tell(self, news: BenchProgress) -> None:
+        if news.text is not None:
+            stderr.print(news.text, markup=False)
+        if news.stage not in self._tasks:
+            self._tasks[news.stage] = self._bars.add_task(news.stage, total=news.num_total)
+        self._bars.update(self._tasks[news.stage], completed=news.num_done, total=news.num_total)
+
+
+def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
+    """The frontier, the verdict per objective, the sizing, and where it all lies."""
+    from inferloop.cli.tables import coloured, frontier_table, slo_table
+
+    stdout.print(frontier_table(result.points))
+    if result.judged is not None:
+        stdout.print()
+        stdout.print(slo_table(result.judged.slo))
+    c = result.capacity
+    above = "no measured rate failed" if c.high is None else f"{c.high:.3g} fails"
+    stdout.print(f"\ncapacity  {c.qps:.3g} queries/s of one replica: {c.low:.3g} passes, {above}; {c.method}")
+    stdout.print(f"sizing    {sizing.reason}", markup=False)
+    for note in result.notes:
+        stdout.print(f"note      {note}", markup=False)
+    if result.verdict == "void":
+        for reason in result.reasons:
+            stdout.print(f"void      {reason}", markup=False)
+    stdout.print(f"verdict   {coloured(result.verdict)}")
+    stdout.print(f"report    {report}", soft_wrap=True, markup=False)

@@ -1,0 +1,94 @@
+"""The load generator voids its own numbers when it is at fault, and only then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from inferloop.bench.checks import self_checks
+from inferloop.bench.drive import DriveResult
+from inferloop.bench.pace import Stall
+from inferloop.bench.render import RenderedRequest
+from inferloop.core.request import TimedRequest
+from inferloop.core.slo import Objective, Slo
+from inferloop.core.units import NS_PER_MS, NS_PER_S
+from inferloop.measure.timing import Chunk, RequestTiming
+
+SLO = Slo((Objective("ttft_ms", 0.95, 1000.0),))
+
+
+def timing(i: int, *, late_ms: int = 0, cached: int = 0, error: str | None = None) -> RequestTiming:
+    """One request per 100 ms, answered in 200 ms."""
+    intended = i * 100 * NS_PER_MS
+    send = intended + late_ms * NS_PER_MS
+    end = send + 200 * NS_PER_MS
+    chunks = () if error else (Chunk(end, 5),)
+    return RequestTiming(f"r{i}", intended, send, send, end, chunks, 100, 5, cached, error)
+
+
+def run(timings: list[RequestTiming], *, reuse: float = 0.0, **more: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    span_s = (max(t.t_end_ns for t in timings) - min(t.t_send_ns for t in timings)) / NS_PER_S
+    busy_s = sum(t.t_end_ns - t.t_send_ns for t in timings) / NS_PER_S
+    counted = Counter({"server": sum(t.ok for t in timings)})
+    values: dict[str, Any] = {"timings": timings, "in_flight": busy_s / span_s, "counted_by": counted, **more}
+    planned = [RenderedRequest(TimedRequest(i, i / 10, 100, 5, -1, 0, i), "/", b"", 100, 0, False) for i in range(3)]
+    found = self_checks(DriveResult(**values), timings, planned, SLO, reuse)
+    return found.void, found.notes
+
+
+def test_a_sound_point_is_not_void() -> None:
+    assert run([timing(i) for i in range(200)]) == ((), ())
+
+
+def test_late_sends_void() -> None:
+    (why,) = run([timing(i, late_ms=80 if i % 10 == 0 else 0) for i in range(200)])[0]
+    assert "p99 of sends is 80 ms late, 50 ms are allowed" in why
+    assert run([timing(i, late_ms=40) for i in range(200)])[0] == ()
+
+
+def test_drifting_sends_void() -> None:
+    drifting = [timing(i, late_ms=2 * i) for i in range(200)]
+    assert any("98.0% of the rate" in why for why in run(drifting)[0])
+
+
+def test_a_stall_voids() -> None:
+    (why,) = run([timing(i) for i in range(200)], num_forgone=7, stalls=(Stall(0, 3 * NS_PER_S, 7),))[0]
+    assert "stalled for 3.00 s and gave up 7 requests" in why
+
+
+def test_a_gauge_that_contradicts_the_records_voids() -> None:
+    timings = [timing(i) for i in range(200)]
+    (why,) = run(timings, in_flight=3.0)[0]
+    assert "Little's law is off" in why
+
+
+def test_a_cache_warmer_than_the_workload_voids_and_a_colder_one_is_told() -> None:
+    warm = [timing(i, cached=80) for i in range(200)]
+    (why,) = run(warm)[0]
+    assert why.startswith("reuse_mismatch: 80%")
+    assert run(warm, reuse=0.75) == ((), ())
+    void, notes = run([timing(i) for i in range(200)], reuse=0.5)
+    assert void == ()
+    assert "reused 0%" in notes[0]
+
+
+def test_wrong_counts_void() -> None:
+    timings = [timing(i) for i in range(200)]
+    assert "token counts" in run(timings, num_count_mismatches=3)[0][0]
+    assert "another length" in run(timings, num_length_mismatches=3)[0][0]
+    assert run(timings, num_count_mismatches=1)[0] == ()
+
+
+def test_our_own_and_refused_requests_void() -> None:
+    for name, words in (("client", "load generator"), ("http_4xx", "refused as wrong")):
+        timings = [timing(0, error=name), *(timing(i) for i in range(1, 200))]
+        assert words in run(timings)[0][0]
+    server = [timing(0, error="http_5xx"), *(timing(i) for i in range(1, 200))]
+    assert run(server)[0] == ()
+
+
+def test_clipped_prompts_are_told() -> None:
+    timings = [timing(i) for i in range(200)]
+    planned = [RenderedRequest(TimedRequest(0, 0, 5, 5, -1, 0, 0), "/", b"", 15, 0, True)]
+    result = DriveResult(timings=timings)
+    assert "1 of 1 prompts are longer" in self_checks(result, timings, planned, SLO, 0.0).notes[0]
