@@ -1,26 +1,20 @@
-"""Suite files -> Suite. Every fault is a ContractError that names file, line, key and the nearest valid name."""
+"""Suite files (YAML, TOML or JSON) -> Suite. A fault is a ContractError that names file, line, key and nearest name."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import yaml
-
-from inferloop.core.errors import ContractError
-from inferloop.core.request import FinishReason
-from inferloop.evals.document import Document
+from inferloop.contract.located import Located
+from inferloop.contract.source import parse_text, read_text
+from inferloop.evals.reading import Check, Fields, Reader, bare
 from inferloop.evals.suite import KINDS, PROTOCOL_KEYS, Case, CaseKind, Suite
 
 SUITE_KEYS = ("suite", "version", "description", "defaults", "cases")
 CASE_KEYS = ("id", "kind", "why", "messages", "prompt", "sampling", "request", "expect", "tags")
 DEFAULT_MAX_TOKENS = 32
-
-Check = Callable[[Any], bool]
 
 
 def _whole(low: int) -> Check:
@@ -39,7 +33,14 @@ def _ids(v: Any) -> bool:
     return isinstance(v, list) and bool(v) and all(_whole(0)(item) for item in v)
 
 
-SAMPLING: dict[str, tuple[Check, str]] = {
+def _finite(v: Any) -> bool:
+    """Whether JSON has the value."""
+    if isinstance(v, dict | list):
+        return all(_finite(item) for item in (v.values() if isinstance(v, dict) else v))
+    return not isinstance(v, float) or math.isfinite(v)
+
+
+SAMPLING: Fields = {
     "temperature": (_number(0, 2), "a number from 0 to 2"),
     "top_p": (_number(0, 1), "a number from 0 to 1"),
     "top_k": (_whole(0), "a whole number >= 0"),
@@ -50,12 +51,12 @@ SAMPLING: dict[str, tuple[Check, str]] = {
     "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
 }
 _TRUE: tuple[Check, str] = (lambda v: v is True, "true (leave it out otherwise)")
-PROTOCOL: dict[str, tuple[Check, str]] = {
+PROTOCOL: Fields = {
     "status": (lambda v: _whole(200)(v) and v < 600, "an HTTP status"),
     "param": (lambda v: isinstance(v, str) and bool(v), "the name of a field"),
     "text": (lambda v: isinstance(v, str), "text"),
     "lacks": (_texts, "a list of texts"),
-    "finish_reason": (lambda v: v in get_args(FinishReason), "stop or length"),
+    "finish_reason": (lambda v: v in ("stop", "length"), "stop or length"),
     "prompt_tokens": (_whole(1), "a whole number >= 1"),
     "completion_tokens": (_whole(0), "a whole number >= 0"),
     "usage_exact": _TRUE,
@@ -67,135 +68,88 @@ EXPECT: dict[CaseKind, tuple[Check, str]] = {
     "exact": (lambda v: isinstance(v, str), "the whole answer as text"),
     "contains": (lambda v: (isinstance(v, str) and bool(v)) or _texts(v), "a text or a list of texts"),
     "regex": (lambda v: isinstance(v, str) and bool(v), "a regular expression"),
-    "json": (lambda v: True, "a JSON value"),
+    "json": (_finite, "a JSON value"),
     "template": (_ids, "a list of token ids"),
 }
 
 
 def load_suite(path: Path) -> Suite:
-    """Read a suite file. Raises ContractError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ContractError("no such suite file", file=str(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"cannot be read: {error}", file=str(path)) from error
-    return parse_suite(text, source=str(path))
+    """Read a suite file. Raises UsageError when there is none, ContractError for what is wrong in it."""
+    text, fmt = read_text(path)
+    return parse_suite(text, fmt=fmt, source=str(path))
 
 
-def parse_suite(text: str, *, source: str = "suite") -> Suite:
-    """A suite from YAML (or JSON, which is YAML). Raises ContractError."""
-    doc = Document(text, source=source)
-    top = doc.mapping(doc.root, key=None, allowed=SUITE_KEYS)
-    for required in ("suite", "version", "cases"):
-        if required not in top:
-            raise doc.error("is missing", doc.root, required)
-    version = doc.value(top["version"], key="version")
-    if version != 1 or isinstance(version, bool):
-        raise doc.error(f"is {version!r}; this inferloop reads version 1", top["version"], "version")
-    defaults = _fields(doc, top["defaults"], "defaults", SAMPLING) if "defaults" in top else {}
+def parse_suite(text: str, *, fmt: str = "yaml", source: str = "suite") -> Suite:
+    """A suite from text; `fmt` is yaml, toml or json. Raises ContractError."""
+    read = Reader(source)
+    root = parse_text(text, fmt, source)
+    top = read.mapping(root, SUITE_KEYS, required=("suite", "version", "cases"))
+    version = read.checked(top["version"], lambda v: v == 1 and v is not True, "1, the only version there is")
+    defaults = read.fields(top["defaults"], SAMPLING) if "defaults" in top else {}
     cases: list[Case] = []
-    lines: dict[str, int] = {}
-    for key, node in doc.items(top["cases"], key="cases"):
-        case = _case(doc, node, key, defaults)
+    lines: dict[str, int | None] = {}
+    for node in read.items(top["cases"]):
+        case = _case(read, node, defaults)
         if case.id in lines:
-            raise doc.error(f"{case.id!r} is already the id of the case on line {lines[case.id]}", node, f"{key}.id")
-        lines[case.id] = node.start_mark.line + 1
+            raise read.error(node, f"{case.id!r} is already the id of the case on line {lines[case.id]}", key="id")
+        lines[case.id] = node.line
         cases.append(case)
-    if not cases:
-        raise doc.error("a suite needs at least one case", top["cases"], "cases")
     return Suite(
-        name=doc.text(top["suite"], key="suite"),
+        name=read.text(top["suite"]),
         version=version,
         cases=tuple(cases),
-        description=doc.text(top["description"], key="description") if "description" in top else "",
+        description=read.text(top["description"]) if "description" in top else "",
         source=source,
     )
 
 
-def _case(doc: Document, node: yaml.Node, key: str, defaults: dict[str, Any]) -> Case:
-    entries = doc.mapping(node, key=key, allowed=CASE_KEYS)
-    for required in ("id", "kind", "why", "expect"):
-        if required not in entries:
-            raise doc.error("is missing", node, f"{key}.{required}")
+def _case(read: Reader, node: Located, defaults: dict[str, Any]) -> Case:
+    entries = read.mapping(node, CASE_KEYS, required=("id", "kind", "why", "expect"))
     if ("messages" in entries) == ("prompt" in entries):
-        raise doc.error("needs either messages or prompt", node, key)
-    kind = doc.choice(entries["kind"], key=f"{key}.kind", allowed=KINDS)
+        raise read.error(node, "needs either messages or prompt")
+    kind = read.choice(entries["kind"], KINDS)
     assert kind in KINDS
-    sampling = {"max_tokens": DEFAULT_MAX_TOKENS, **defaults}
-    if "sampling" in entries:
-        sampling |= _fields(doc, entries["sampling"], f"{key}.sampling", SAMPLING)
-    request = doc.value(entries["request"], key=f"{key}.request") if "request" in entries else {}
-    if not isinstance(request, dict) or not all(isinstance(name, str) for name in request):
-        raise doc.error("must be a mapping of request fields", entries["request"], f"{key}.request")
-    if request and kind != "protocol":
-        raise doc.error("only protocol cases may override request fields", entries["request"], f"{key}.request")
-    messages = _messages(doc, entries["messages"], f"{key}.messages") if "messages" in entries else None
-    if kind == "template" and messages is None:
-        raise doc.error("a template case needs messages", node, key)
+    if kind == "template" and "messages" not in entries:
+        raise read.error(node, "a template case needs messages")
+    if "request" in entries and kind != "protocol":
+        raise read.error(entries["request"], "only protocol cases may override request fields")
+    wanted = "a mapping of request fields"
+    given = read.fields(entries["sampling"], SAMPLING) if "sampling" in entries else {}
     return Case(
-        id=doc.text(entries["id"], key=f"{key}.id"),
+        id=read.text(entries["id"]),
         kind=kind,
-        why=doc.text(entries["why"], key=f"{key}.why"),
-        expect=_expect(doc, entries["expect"], f"{key}.expect", kind),
-        messages=messages,
-        prompt=doc.text(entries["prompt"], key=f"{key}.prompt") if "prompt" in entries else None,
-        sampling=sampling,
-        request=request,
-        tags=_tags(doc, entries["tags"], f"{key}.tags") if "tags" in entries else (),
+        why=read.text(entries["why"]),
+        expect=_expect(read, entries["expect"], kind),
+        messages=_messages(read, entries["messages"]) if "messages" in entries else None,
+        prompt=read.text(entries["prompt"]) if "prompt" in entries else None,
+        sampling={"max_tokens": DEFAULT_MAX_TOKENS, **defaults, **given},
+        request=read.checked(entries["request"], lambda v: isinstance(v, dict), wanted) if "request" in entries else {},
+        tags=tuple(read.text(item) for item in read.items(entries["tags"])) if "tags" in entries else (),
     )
 
 
-def _fields(doc: Document, node: yaml.Node, key: str, table: dict[str, tuple[Check, str]]) -> dict[str, Any]:
-    """A mapping whose every value passes its check in `table`."""
-    found: dict[str, Any] = {}
-    for name, value_node in doc.mapping(node, key=key, allowed=table).items():
-        found[name] = doc.value(value_node, key=f"{key}.{name}")
-        check, want = table[name]
-        if not check(found[name]):
-            raise doc.error(f"must be {want}, is {found[name]!r}", value_node, f"{key}.{name}")
-    return found
-
-
-def _expect(doc: Document, node: yaml.Node, key: str, kind: CaseKind) -> Any:
+def _expect(read: Reader, node: Located, kind: CaseKind) -> Any:
     if kind == "protocol":
-        found = _fields(doc, node, key, PROTOCOL)
+        found = read.fields(node, PROTOCOL)
         if not found:
-            raise doc.error("expects nothing, so it could not fail", node, key)
+            raise read.error(node, "expects nothing, so it could not fail")
         return found
-    value = doc.value(node, key=key)
-    check, want = EXPECT[kind]
-    if not check(value):
-        raise doc.error(f"must be {want}, is {value!r}", node, key)
+    value = read.checked(node, *EXPECT[kind])
     if kind == "regex":
         try:
             re.compile(value)
         except re.error as error:
-            raise doc.error(f"is not a regular expression: {error}", node, key) from error
-    if kind == "json":
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise doc.error(f"is not a JSON value: {error}", node, key) from error
+            raise read.error(node, f"is not a regular expression: {error}") from error
     return (value,) if kind == "contains" and isinstance(value, str) else value
 
 
-def _messages(doc: Document, node: yaml.Node, key: str) -> tuple[dict[str, Any], ...]:
+def _messages(read: Reader, node: Located) -> tuple[dict[str, Any], ...]:
     messages = []
-    for path, item in doc.items(node, key=key):
-        entries = doc.mapping(item, key=path, allowed=("role", "content"))
-        for required in ("role", "content"):
-            if required not in entries:
-                raise doc.error("is missing", item, f"{path}.{required}")
-        role = doc.choice(entries["role"], key=f"{path}.role", allowed=("system", "user", "assistant"))
-        content = doc.value(entries["content"], key=f"{path}.content")
+    for item in read.items(node):
+        entries = read.mapping(item, ("role", "content"), required=("role", "content"))
+        role = read.choice(entries["role"], ("system", "user", "assistant"))
+        content = bare(entries["content"])
         if not isinstance(content, str):
-            raise doc.error("must be text", entries["content"], f"{path}.content")
+            raise read.error(entries["content"], "must be text")
         messages.append({"role": role, "content": content})
-    if not messages:
-        raise doc.error("must not be empty", node, key)
     return tuple(messages)
-
-
-def _tags(doc: Document, node: yaml.Node, key: str) -> tuple[str, ...]:
-    return tuple(doc.text(item, key=path) for path, item in doc.items(node, key=key))
