@@ -66,7 +66,7 @@ class Decoder:
     def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(rows, q heads + 2 * kv heads, head_dim): queries and keys rotated, values as they are."""
         normed = F.rms_norm(x, (x.shape[-1],), layer.input_norm, self._eps)
-        qkv: Tensor = torch.unflatten(F.linear(normed, layer.qkv, layer.qkv_bias), -1, (-1, self._shape.head_dim))
+        qkv: Tensor = torch.unflatten(layer.qkv(normed), -1, (-1, self._shape.head_dim))
         num_rotated = self._num_q + self._num_kv
         rotated = qkv[:, :num_rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -80,10 +80,10 @@ class Decoder:
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, feed-forward, residual."""
-        x = x + F.linear(attended, layer.out, layer.out_bias)
+        x = x + layer.out(attended)
         normed = F.rms_norm(x, (x.shape[-1],), layer.post_norm, self._eps)
-        gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+        gate, up = layer.gate_up(normed).chunk(2, -1)
+        return x + layer.down(F.silu(gate) * up)
 
     def _head(self, hidden: Tensor) -> Tensor:
-        return F.linear(F.rms_norm(hidden, (hidden.shape[-1],), self._weights.norm, self._eps), self._weights.head)
+        return self._weights.head(F.rms_norm(hidden, (hidden.shape[-1],), self._weights.norm, self._eps))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inferloop.core.errors import ModelFileError
+from inferloop.engine.compute.torch.linear import Linear
 from inferloop.models.headers import ModelHeader, TensorInfo
 
 Progress = Callable[[int, int], None]
@@ -35,41 +36,29 @@ _QUANTIZED = {
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer; matrices are (out, in). `qkv` stacks q, k, v; `gate_up` stacks gate, up."""
+    """One decoder layer. `qkv` stacks q, k, v; `gate_up` stacks gate, up."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
+    out: Linear
     post_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """`head` is `embedding` itself when they are tied. `rope_factors`: fp32 divisors of the inverse frequencies."""
+    """`rope_factors`: fp32 divisors of the inverse frequencies. `num_bytes` counts every weight of the files once,
+    in the computing precision; a tied embedding that is packed for the head is held twice."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor
+    head: Linear
     rope_factors: Tensor | None
-
-    @property
-    def num_bytes(self) -> int:
-        tensors = {id(t): t for t in (self.embedding, self.norm, self.head)}
-        for layer in self.layers:
-            for name in LayerWeights.__slots__:
-                tensor = getattr(layer, name)
-                if tensor is not None:
-                    tensors[id(tensor)] = tensor
-        return sum(t.numel() * t.element_size() for t in tensors.values())
+    num_bytes: int
 
 
 def load_weights(
@@ -85,13 +74,16 @@ def load_weights(
     reader = _Reader(header, dtype, device, progress)
     layers = tuple(_layer(reader, f"model.layers.{i}.") for i in range(shape.num_layers))
     embedding = reader.tensor("model.embed_tokens.weight")
+    norm = reader.tensor("model.norm.weight")
+    head = Linear(embedding if shape.tied_embeddings else reader.tensor("lm_head.weight"))
     factors = header.rope.factors_tensor
     return ModelWeights(
         embedding=embedding,
         layers=layers,
-        norm=reader.tensor("model.norm.weight"),
-        head=embedding if shape.tied_embeddings else reader.tensor("lm_head.weight"),
+        norm=norm,
+        head=head,
         rope_factors=torch.from_numpy(read_tensor(header.tensors[factors])).to(device) if factors else None,
+        num_bytes=reader.num_bytes,
     )
 
 
@@ -101,17 +93,13 @@ def _layer(reader: _Reader, prefix: str) -> LayerWeights:
     gate_up = [mlp + name for name in ("gate_proj", "up_proj")]
     return LayerWeights(
         input_norm=reader.tensor(prefix + "input_layernorm.weight"),
-        qkv=reader.stacked([name + ".weight" for name in qkv]),
-        qkv_bias=reader.stacked_optional([name + ".bias" for name in qkv]),
+        qkv=reader.linear(*qkv),
         q_norm=reader.optional(attention + "q_norm.weight"),
         k_norm=reader.optional(attention + "k_norm.weight"),
-        out=reader.tensor(attention + "o_proj.weight"),
-        out_bias=reader.optional(attention + "o_proj.bias"),
+        out=reader.linear(attention + "o_proj"),
         post_norm=reader.tensor(prefix + "post_attention_layernorm.weight"),
-        gate_up=reader.stacked([name + ".weight" for name in gate_up]),
-        gate_up_bias=reader.stacked_optional([name + ".bias" for name in gate_up]),
-        down=reader.tensor(mlp + "down_proj.weight"),
-        down_bias=reader.optional(mlp + "down_proj.bias"),
+        gate_up=reader.linear(*gate_up),
+        down=reader.linear(mlp + "down_proj"),
     )
 
 
@@ -122,6 +110,7 @@ class _Reader:
         self._tensors, self._head_dim = header.tensors, header.shape.head_dim
         self._dtype, self._device = dtype, device
         self._progress, self._num_read = progress, 0
+        self.num_bytes = 0
 
     def tensor(self, name: str) -> Tensor:
         info = self._tensors[name]
@@ -129,22 +118,22 @@ class _Reader:
         self._num_read += 1
         if self._progress is not None:
             self._progress(self._num_read, len(self._tensors))
-        return values.to(device=self._device, dtype=self._dtype)
+        converted = values.to(device=self._device, dtype=self._dtype)
+        self.num_bytes += converted.numel() * converted.element_size()
+        return converted
 
     def optional(self, name: str) -> Tensor | None:
         return self.tensor(name) if name in self._tensors else None
 
-    def stacked(self, names: list[str]) -> Tensor:
-        return torch.cat([self.tensor(name) for name in names])
-
-    def stacked_optional(self, names: list[str]) -> Tensor | None:
-        """None when none is there; a missing one among others counts as zeros."""
-        if not any(name in self._tensors for name in names):
-            return None
-        rows = [self._tensors[name.removesuffix("bias") + "weight"].shape[0] for name in names]
-        parts = [self.optional(name) for name in names]
-        zeros = [torch.zeros(n, device=self._device, dtype=self._dtype) for n in rows]
-        return torch.cat([zero if part is None else part for part, zero in zip(parts, zeros, strict=True)])
+    def linear(self, *names: str) -> Linear:
+        """The modules of these names stacked; a bias that only some of them have is zero in the others."""
+        weights = [self.tensor(name + ".weight") for name in names]
+        biases = [self.optional(name + ".bias") for name in names]
+        stacked = weights[0] if len(weights) == 1 else torch.cat(weights)
+        if all(bias is None for bias in biases):
+            return Linear(stacked)
+        filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        return Linear(stacked, torch.cat(filled))
 
 
 def half_split(values: NDArray[np.float32], info: TensorInfo, head_dim: int) -> NDArray[np.float32]:

@@ -1,0 +1,30 @@
+"""Matrix times rows. On CPU in bf16 the matrix is packed once, for otherwise oneDNN repacks it in every call."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+
+class Linear:
+    """y = x @ weight.T + bias for x (rows, in) and weight (out, in)."""
+
+    __slots__ = ("_bias", "_packed", "_weight", "num_bytes")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        tensors = [weight] if bias is None else [weight, bias]
+        self.num_bytes = sum(t.numel() * t.element_size() for t in tensors)
+        self._packed = _packs(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._packed:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return y
+        return F.linear(x, self._weight, self._bias)
+
+
+def _packs(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch._C._has_mkldnn
