@@ -20,7 +20,7 @@ TEXT = "The sea is wide and cold. Ñandú 삼겹살 👩‍👩‍👧‍👦 sw
 async def test_scripted(check: Check, tokens_per_chunk: int) -> None:
     script = Script(ttft_ms=1, tpot_ms=0.2, tokens_per_chunk=tokens_per_chunk, context_length=4000, text=TEXT)
     app = build_app(ScriptedGenerator(script, model_id="m"), ServeConfig(), DropSink())
-    async with serving(app) as url:
+    async with serving(app, wait_ready=True) as url:
         client = HttpClient(url)
         result = await run_check(check, Target(client, "m"), timeout_s=20)
         await client.close()

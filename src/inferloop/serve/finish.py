@@ -74,8 +74,9 @@ class Attempt:
     def on_delta(self, delta: Delta) -> None:
         """Count a delta's tokens, when they came, and remember how the answer ended."""
         if delta.prompt_token_ids is not None:
-            self._num_input = len(delta.prompt_token_ids)
-        self._num_cached = max(self._num_cached, delta.num_cached_tokens)
+            self._num_input, self._num_cached = len(delta.prompt_token_ids), delta.num_cached_tokens
+            self.replica.metrics.prompt_tokens += self._num_input
+            self.replica.metrics.cached_tokens += self._num_cached
         if delta.token_ids:
             self._count_tokens(delta.t_ns, len(delta.token_ids))
         if delta.finish_reason is not None:
@@ -91,8 +92,6 @@ class Attempt:
         metrics.generation_tokens += num_tokens
         if self._t_first_ns is None or self._t_last_ns is None:
             self._t_first_ns = t_ns
-            metrics.prompt_tokens += self._num_input
-            metrics.cached_tokens += self._num_cached
             metrics.observe("ttft", (t_ns - self.t_in_ns) / NS_PER_S)
         else:
             self._num_after_first += num_tokens

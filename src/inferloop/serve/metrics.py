@@ -112,7 +112,7 @@ class Metrics(Collector):
             ("inferloop_preemptions", "Sequences put back for lack of KV blocks.", s.num_preemptions),
             ("inferloop_prefix_cache_queries", "Tokens looked up in the prefix cache.", s.prefix_cache_queries),
             ("inferloop_prefix_cache_hits", "Tokens found in the prefix cache.", s.prefix_cache_hits),
-            ("inferloop_prompt_tokens", "Prompt tokens of requests that produced a token.", self.prompt_tokens),
+            ("inferloop_prompt_tokens", "Prompt tokens of requests that were answered.", self.prompt_tokens),
             ("inferloop_prompt_tokens_cached", "Those of them that were cached.", self.cached_tokens),
             ("inferloop_generation_tokens", "Output tokens.", self.generation_tokens),
             ("inferloop_requests_without_token", "Requests that ended without a token.", self.num_without_token),

@@ -132,17 +132,21 @@ class _QuietServer(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Starlette) -> AsyncIterator[str]:
-    """Serve `app` on a free local port of the running event loop, for tests and tools; gives the base URL."""
+async def serving(app: Starlette, *, wait_ready: bool = False) -> AsyncIterator[str]:
+    """Serve `app` on a free local port of the running event loop, for tests and tools; gives the base URL.
+    `wait_ready`: only once its replica is ready."""
     with bind("127.0.0.1", 0) as sock:
         server = _QuietServer(_config(app))
         task = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started and not task.done():  # noqa: ASYNC110  uvicorn offers no event
             await asyncio.sleep(0.005)
+        replica = getattr(app.state, "replica", None)
         try:
+            while wait_ready and replica is not None and replica.not_ready():  # noqa: ASYNC110  as above
+                await asyncio.sleep(0.005)
             yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         finally:
-            if isinstance(replica := getattr(app.state, "replica", None), Replica):
+            if isinstance(replica, Replica):
                 replica.abort_all("drain")
             server.should_exit = True
             await task

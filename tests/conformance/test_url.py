@@ -1,0 +1,64 @@
+"""A server behind a URL, put behind our own HTTP side, still answers as every backend must."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inferloop.backends.conformance import CHECKS, Check, Target, run_check
+from inferloop.backends.http import HttpClient
+from inferloop.backends.scripted import Script, ScriptedGenerator
+from inferloop.backends.url import UrlGenerator
+from inferloop.core.errors import EnvironmentLacksError
+from inferloop.records.sink import DropSink
+from inferloop.serve.app import build_app
+from inferloop.serve.config import ServeConfig
+from inferloop.serve.run import serving
+
+SCRIPT = Script(ttft_ms=1, tpot_ms=0.2, context_length=4000, text="The sea is wide. Ñandú 삼겹살 👩‍👩‍👧‍👦 swim in it. ")
+REFUSED = {"prompt_usage", "token_prompt", "detokenize", "logprobs"}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
+async def test_url(check: Check) -> None:
+    behind = build_app(ScriptedGenerator(SCRIPT, model_id="m"), ServeConfig(), DropSink())
+    async with serving(behind) as url:
+        generator = await UrlGenerator.connect(url, "m")
+        async with serving(build_app(generator, ServeConfig(), DropSink()), wait_ready=True) as front:
+            client = HttpClient(front)
+            result = await run_check(check, Target(client, "m"), timeout_s=20)
+            await client.close()
+        await generator.close()
+    assert result.outcome == ("refused" if result.name in REFUSED else "passed"), result.reason
+
+
+async def test_counts_and_failures_come_through() -> None:
+    script = Script(ttft_ms=1, tpot_ms=1, tokens_per_chunk=4, error_rate=1.0, error_after_tokens=6)
+    for rate in (0.0, 1.0):
+        failing = Script(**{**{f: getattr(script, f) for f in script.__dataclass_fields__}, "error_rate": rate})
+        behind = build_app(ScriptedGenerator(failing, model_id="m"), ServeConfig(), DropSink())
+        async with serving(behind) as url:
+            generator = await UrlGenerator.connect(url, "m")
+            assert generator.describe()[0].identity == behind.state.replica.info.identity
+            async with serving(build_app(generator, ServeConfig(), DropSink()), wait_ready=True) as front:
+                client = HttpClient(front)
+                body = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 9}).encode()
+                answer = await client.request("POST", "/v1/completions", body=body)
+                told = await answer.json()
+                await client.close()
+            await generator.close()
+        if rate:
+            assert (answer.status, told["error"]["code"]) == (500, "engine_error")
+        else:
+            usage = told["usage"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 9)
+
+
+async def test_connecting_to_nothing_says_so() -> None:
+    with pytest.raises(EnvironmentLacksError, match="does not answer"):
+        await UrlGenerator.connect("http://127.0.0.1:1", "m")
+    app = build_app(ScriptedGenerator(SCRIPT, model_id="m"), ServeConfig(), DropSink())
+    async with serving(app) as url:
+        with pytest.raises(EnvironmentLacksError, match="serves m, not 'x'"):
+            await UrlGenerator.connect(url, "x")
