@@ -25,6 +25,8 @@ from inferloop.core.units import human_bytes
 from inferloop.engine.text.codec import Codec
 from inferloop.evals.load import load_suite
 from inferloop.evals.run import run_suite
+from inferloop.evals.suite import Suite
+from inferloop.fleet.act.ports import bind_listener
 from inferloop.fleet.act.process import ReplicaProcess
 from inferloop.fleet.act.providers.local import machine_capacity
 from inferloop.fleet.act.supervise import Fleet, FleetConfig
@@ -80,10 +82,12 @@ class Up:
     def __init__(self, options: UpOptions, narrator: Narrator, write_report: Callable[[Path], Path]) -> None:
         self._options, self._narrator, self._write_report = options, narrator, write_report
         self._contract = load(options.contract)
+        self._suite: Suite | None = None
 
     async def run(self, serve_until: Callable[[Outcome, Fleet], Awaitable[None]]) -> Outcome:
         """Raises InferloopError when something that is needed is missing; a verdict, however bad, is an outcome."""
         o, contract = self._options, self._contract
+        self._check_first()
         text = o.contract.read_text(encoding="utf-8")
         with RunWriter(
             o.runs_dir, verb="up", service=contract.service, contract=contract, options={"contract_text": text}
@@ -115,6 +119,14 @@ class Up:
                 outcome = self._finish(writer, [memory], measured, sizing, fitting, proof)
                 await serve_until(outcome, fleet)
             return outcome
+
+    def _check_first(self) -> None:
+        """What can be wrong is found out before any work starts. Raises UsageError, ContractError, PortInUseError."""
+        wire.compute_dtype(self._contract)
+        if self._contract.quality is not None:
+            self._suite = load_suite(Path(self._contract.quality.suite))
+        if self._options.port:
+            bind_listener("127.0.0.1", self._options.port).close()
 
     async def _fetch(self) -> ModelFiles:
         def progress(stage: str, done: int, total: int) -> None:
@@ -170,11 +182,10 @@ class Up:
 
     async def _judge_quality(self, writer: RunWriter, url: str) -> dict[str, Any] | None:
         gate = self._contract.quality
-        if gate is None:
+        if gate is None or self._suite is None:
             return None
-        with self._stage(writer, "quality", f"quality suite {gate.suite}"):
-            suite = await asyncio.to_thread(load_suite, Path(gate.suite))
-            summary = (await run_suite(suite, url, model=self._contract.model.id)).summary(gate)
+        with self._stage(writer, "quality", f"quality suite {self._suite.name}"):
+            summary = (await run_suite(self._suite, url, model=self._contract.model.id)).summary(gate)
             self._narrator.news(f"{summary['verdict']}: {'; '.join(summary['reasons'])}")
             return summary
 
