@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from inferloop.core.units import NS_PER_S
+from inferloop.measure.samples import is_failure
 from inferloop.measure.timing import RequestTiming, ttft_ms
 from inferloop.pages.chart import Chart, Series, all_numbers, both_schemes
 from inferloop.pages.document import data_block
@@ -43,14 +44,16 @@ def frontier_charts(
     points: Sequence[Mapping[str, Any]], objectives: Sequence[tuple[str, str, float]]
 ) -> list[Described]:
     """One chart per latency that has data, and one of throughput. `objectives`: (metric, label, limit)."""
-    loaded = sorted((p for p in points if _rate(p) is not None), key=lambda p: _rate(p) or 0.0)
+    measured = sorted((p for p in points if _rate(p) is not None), key=lambda p: _rate(p) or 0.0)
+    opened = [p for p in measured if p.get("mode") == "open"]
+    loaded = opened if len(opened) > 1 else measured  # a burst waits in its own queue: another question than a rate
     x = all_numbers([_rate(p) for p in loaded])
     charts = []
     for metric in _SHOWN:
         limits = [(label, limit) for m, label, limit in objectives if m == metric]
         label, limit = limits[0] if limits else ("", None)
         series = tuple(
-            Series(name, _only(x), all_numbers([_latency(p, metric).get(name) for p in loaded]))
+            Series(name, _only(x), all_numbers([_latency(p, metric).get(name) for p in loaded]), loaded is opened)
             for name in _PERCENTILES
         )
         series = tuple(s for s in series if any(y is not None for y in s.y))
@@ -61,7 +64,14 @@ def frontier_charts(
     tokens = Chart(
         "achieved queries/s",
         "output tokens/s",
-        (Series("output tokens/s", _only(x), all_numbers([p.get("output_tok_s") for p in loaded])),),
+        (
+            Series(
+                "output tokens/s",
+                _only(all_numbers([_rate(p) for p in measured])),
+                all_numbers([p.get("output_tok_s") for p in measured]),
+                connected=False,
+            ),
+        ),
     )
     if not tokens.empty:
         best = max(y for y in tokens.series[0].y if y is not None)
@@ -76,7 +86,7 @@ def over_time(rows: Sequence[RequestTiming]) -> Described | None:
         return None
     start = min(r.t_send_ns for r in rows)
     seen = sorted(((r.t_send_ns - start) / NS_PER_S, ttft_ms(r)) for r in rows if r.chunks and r.ok)
-    failed = tuple(sorted((r.t_send_ns - start) / NS_PER_S for r in rows if not r.ok))
+    failed = tuple(sorted((r.t_send_ns - start) / NS_PER_S for r in rows if is_failure(r)))
     if not seen:
         return None
     series = Series("TTFT", tuple(x for x, _ in seen), tuple(y for _, y in seen), connected=False)

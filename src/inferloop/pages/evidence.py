@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from inferloop.pages.html import Child, Column, table, tag
+from inferloop.pages.html import Child, Column, join, table, tag
 from inferloop.pages.text import number, verdict, words
 from inferloop.pages.verdicts import Json, mapping, mappings
 
-_OUTCOMES = {"passed": "pass", "failed": "fail", "refused": "not declared"}
+_OUTCOMES = {"failed": "fail", "refused": "not declared"}
 
 
 def gates_table(summary: Json) -> Markup | None:
@@ -23,17 +23,26 @@ def gates_table(summary: Json) -> Markup | None:
     return table("Every gate of this run", columns, rows, hide_caption=True) if rows else None
 
 
-def protocol_table(summary: Json) -> Markup | None:
-    """The checks of the API, those that did not pass first."""
-    checks = sorted(mappings(summary.get("protocol")), key=lambda c: c.get("outcome") == "passed")
+def protocol_checks(summary: Json) -> Markup | None:
+    """The checks of the API: those that did not pass as a table, the others by name."""
+    checks = mappings(summary.get("protocol"))
+    if not checks:
+        return None
     rows: list[list[Child]] = []
     for check in checks:
         outcome = str(check.get("outcome"))
-        shown = verdict(_OUTCOMES.get(outcome, "inconclusive"))
-        said = str(check.get("reason") or "") or ("refused by design" if outcome == "refused" else "")
-        rows.append([str(check.get("name")), shown, said])
+        if outcome != "passed":
+            said = str(check.get("reason") or "") or ("refused by design" if outcome == "refused" else "")
+            rows.append([str(check.get("name")), verdict(_OUTCOMES.get(outcome, "inconclusive")), said])
+    passed = [str(check.get("name")) for check in checks if check.get("outcome") == "passed"]
     columns = [Column("Check"), Column("Result"), Column("What was found", wide=True)]
-    return table("Protocol checks", columns, rows) if rows else None
+    return join(
+        [
+            tag("h3", "Protocol checks"),
+            table("Checks that did not pass", columns, rows) if rows else None,
+            tag("p", f"{len(passed)} passed: {', '.join(passed)}.") if passed else None,
+        ]
+    )
 
 
 def proof_table(summary: Json) -> Markup | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from inferloop.pages.html import Child, Column, grouped_table, table, tag
-from inferloop.pages.text import ABSENT, METRICS, number, percent, percentile, verdict
+from inferloop.pages.text import ABSENT, METRICS, error_class, number, percent, percentile, verdict
 from inferloop.pages.verdicts import Json, mapping
 
 _PERCENTILES = ("p50", "p95", "p99")
@@ -31,6 +31,7 @@ def points_table(points: Sequence[Json]) -> Markup:
             number(p.get("num_requests")),
             number(p.get("output_tok_s")),
             percent(mapping(p.get("errors")).get("rate")),
+            number(p.get("num_censored")),
             "yes" if p.get("certified") else "no",
         ]
         rows.append([*row, verdict(_verdict(p))] if judged else row)
@@ -40,6 +41,7 @@ def points_table(points: Sequence[Json]) -> Markup:
         Column("Requests", True),
         Column("Output tok/s", True),
         Column("Errors", True),
+        Column("Unfinished", True),
         Column("p95 certified", True),
     ]
     return table("Load points, in the order in which they ran", [*columns, Column("SLO")] if judged else columns, rows)
@@ -63,15 +65,15 @@ def percentiles_table(points: Sequence[Json]) -> Markup:
 
 
 def errors_table(points: Sequence[Json]) -> Markup:
-    """Requests that failed, by class and point."""
+    """Requests that did not succeed, by class and point."""
     rows: list[list[Child]] = [
-        [name, point_name(p), number(count)]
+        [error_class(name), point_name(p), number(count)]
         for p in points
         for name, count in mapping(mapping(p.get("errors")).get("by_class")).items()
     ]
     if not rows:
-        return tag("p", "No request failed.")
-    return table("Failed requests by class", [Column("Class"), Column("Load"), Column("Requests", True)], rows)
+        return tag("p", "Every request succeeded.")
+    return table("Requests that did not succeed", [Column("Class"), Column("Load"), Column("Requests", True)], rows)
 
 
 def _verdict(point: Json) -> object:

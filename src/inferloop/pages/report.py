@@ -15,7 +15,7 @@ from inferloop.measure.timing import RequestTiming
 from inferloop.pages.chart import DRAW, bokeh_script
 from inferloop.pages.charts import Described, frontier_charts, over_time
 from inferloop.pages.document import document
-from inferloop.pages.evidence import gates_table, notes, proof_table, protocol_table
+from inferloop.pages.evidence import gates_table, notes, proof_table, protocol_checks
 from inferloop.pages.html import Child, section, tag
 from inferloop.pages.origin import definitions, origin, stages
 from inferloop.pages.points import errors_table, percentiles_table, point_name, points_table
@@ -75,7 +75,7 @@ def _sections(
     gate = summary if "cases" in summary else mapping(summary.get("quality"))
     if gate:
         parts.append(("quality", "Quality gate", [quality(gate)]))
-    checks, proof = protocol_table(summary), proof_table(summary)
+    checks, proof = protocol_checks(summary), proof_table(summary)
     if checks or proof:
         parts.append(("service", "Service", [proof, checks]))
     timeline, bars = over_time(rows), waterfall(rows)

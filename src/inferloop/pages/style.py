@@ -59,7 +59,7 @@ th.num, td.num { text-align: right; white-space: nowrap; }
 td.wide { min-width: 14rem; }
 th.group { padding-top: 1rem; font-weight: 650; }
 dl { margin: 0.5rem 0 1.25rem; display: grid;
-  grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr)); gap: 0 2rem; }
+  grid-template-columns: repeat(auto-fill, minmax(24rem, 1fr)); gap: 0 2rem; }
 dl > div { display: grid; grid-template-columns: 8.5rem 1fr; gap: 0.75rem; padding: 0.4rem 0;
   border-bottom: 1px solid var(--line); }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
@@ -75,6 +75,7 @@ svg { display: block; width: 100%; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--soft); }
 .wait { fill: var(--wait); background: var(--wait); } .first { fill: var(--first); background: var(--first); }
 .rest { fill: var(--rest); background: var(--rest); } .failed { fill: var(--bad); background: var(--bad); }
+.cut { fill: var(--doubt); background: var(--doubt); }
 .rule { stroke: var(--line); }
 pre { background: var(--raised); border: 1px solid var(--line); padding: 0.9rem 1rem; overflow-x: auto;
   font-size: 0.86rem; line-height: 1.5; margin: 0.5rem 0; }

@@ -87,6 +87,12 @@ def percentile(latency: Any, name: str) -> Markup | str:
     return tag("span", "not certifiable", class_="soft")
 
 
+def error_class(name: str) -> str:
+    """What happened to a request that did not succeed, in words where the class alone would mislead."""
+    known = {"censored": "unfinished at the cut-off", "client": "client (the load generator's own fault)"}
+    return known.get(name, name)
+
+
 def words(value: Any) -> list[str]:
     """The items of a list as text; nothing for what is no list."""
     return [str(item) for item in value] if isinstance(value, list | tuple) else []

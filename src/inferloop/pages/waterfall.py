@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from inferloop.core.units import NS_PER_S, ns_to_ms
+from inferloop.measure.samples import CENSORED, is_failure
 from inferloop.measure.timing import RequestTiming
 from inferloop.pages.html import tag
-from inferloop.pages.text import number
+from inferloop.pages.text import error_class, number
 
 MAX_ROWS = 40
 _ROW_PX, _BAR_PX, _TOP_PX = 16, 10, 22
@@ -17,6 +18,7 @@ _KEY = (
     ("wait", "due, not yet sent"),
     ("first", "sent to first token"),
     ("rest", "first to last token"),
+    ("cut", "unfinished at the cut-off"),
     ("failed", "failed"),
 )
 
@@ -29,9 +31,10 @@ def waterfall(rows: Sequence[RequestTiming], *, max_rows: int = MAX_ROWS) -> Mar
     start = _due(shown[0])
     span = max(max(r.t_end_ns for r in shown) - start, 1)
     height = _TOP_PX + _ROW_PX * len(shown)
+    num_failed, num_cut = sum(is_failure(r) for r in shown), sum(r.error == CENSORED for r in shown)
     words = (
         f"The first {len(shown)} of {len(rows)} requests over {number(span / NS_PER_S)} s. "
-        f"{sum(not r.ok for r in shown)} of them failed."
+        f"{num_failed} of them failed, {num_cut} were unfinished at the cut-off."
     )
     svg = tag(
         "svg",
@@ -56,7 +59,7 @@ def _bars(r: RequestTiming, start: int, span: int, y: int) -> Markup:
 
     parts = [] if r.t_send_ns <= _due(r) else [bar(_due(r), r.t_send_ns, "wait")]
     if not r.ok:
-        parts.append(bar(r.t_send_ns, r.t_end_ns, "failed"))
+        parts.append(bar(r.t_send_ns, r.t_end_ns, "cut" if r.error == CENSORED else "failed"))
     elif r.chunks:
         parts.append(bar(r.t_send_ns, r.chunks[0].t_ns, "first"))
         parts.append(bar(r.chunks[0].t_ns, r.chunks[-1].t_ns, "rest"))
@@ -65,7 +68,7 @@ def _bars(r: RequestTiming, start: int, span: int, y: int) -> Markup:
 
 def _tip(r: RequestTiming) -> str:
     if not r.ok:
-        return f"{r.request_id}: {r.error} after {number(ns_to_ms(r.t_end_ns - r.t_send_ns))} ms"
+        return f"{r.request_id}: {error_class(r.error or '')} after {number(ns_to_ms(r.t_end_ns - r.t_send_ns))} ms"
     if not r.chunks:
         return r.request_id
     first = number(ns_to_ms(r.chunks[0].t_ns - r.t_send_ns))

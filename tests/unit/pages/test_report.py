@@ -9,6 +9,7 @@ import html
 import json
 import random
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_it_says_what_was_promised_and_what_was_found(run: dict[str, Any]) -> No
         "TTFT p95 \u2264 450 ms",
         "errors \u2264 1 %",
         "not certifiable (522 more needed)",
-        "Failed requests by class",
+        "Requests that did not succeed",
         "http_5xx",
         "the peak needs 5 replicas, 1 started here, 4 missing",
         "1 errored",
@@ -71,6 +72,7 @@ def test_it_says_what_was_promised_and_what_was_found(run: dict[str, Any]) -> No
         "2 replicas are missing",
         "12 checks passed",
         "refused by design",
+        "1 passed: usage.",
         "Capital of Italy?",
         "memory holds 1 replica.",
         "the budget left no time",
@@ -170,6 +172,16 @@ def test_all_failed_is_not_nan(run: dict[str, Any]) -> None:
         point[metric] |= {"mean": None, "p50": None, "p95": None, "infinite": ["p50", "p95"]}
     text = Page(render_report(run)).text
     assert "\u221e" in text and "nan" not in text.lower().split()
+
+
+def test_what_the_cut_off_hid_is_not_called_a_failure(run: dict[str, Any]) -> None:
+    first, second, *rest = run["requests"]
+    cut = replace(first, error="censored", finish_reason=None)
+    broken = replace(second, error="http_5xx", finish_reason=None)
+    run["summary"]["points"][0]["errors"]["by_class"] = {"censored": 1}
+    text = Page(render_report(run | {"requests": [cut, broken, *rest]})).text
+    assert "1 of them failed, 1 were unfinished at the cut-off" in text
+    assert "1 failed; crosses" in text
 
 
 def test_an_eval_run_shows_its_cases(run: dict[str, Any]) -> None:
