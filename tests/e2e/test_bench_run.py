@@ -110,6 +110,8 @@ async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path) -> None:
             result = await run_bench(contract(peak=60.0, ttft_ms=200.0), url, None, None, options, writer)
             writer.finish(result.as_summary())
     assert result.verdict == "fail"
+    burst = result.points[1]
+    assert (burst.mode, burst.slo.verdict, burst.summary.num_censored) == ("burst", "fail", 0)
     assert any("hopeless" in note for note in result.points[-1].notes)
 
 

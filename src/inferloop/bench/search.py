@@ -240,8 +240,12 @@ class _Bench:
             due = len(measured) % _JUDGE_EVERY == 0  # rarely: judging takes the event loop's time
             return due and hopeless(self._contract.slo, measured)
 
+        # A burst is for the most that can be completed; that it keeps no objective is expected.
+        stop_when = None if mode == "burst" else stop
         with self._writer.stage(name, mode=mode, num_requests=len(planned)):
-            result = await drive(planned, self._client, mode, options, on_done=keep, stop_when=stop, clock=self._clock)
+            result = await drive(
+                planned, self._client, mode, options, on_done=keep, stop_when=stop_when, clock=self._clock
+            )
         return result, measured
 
     def _point(

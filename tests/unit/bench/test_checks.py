@@ -42,7 +42,10 @@ def test_a_sound_point_is_not_void() -> None:
 
 def test_late_sends_void() -> None:
     (why,) = run([timing(i, late_ms=80 if i % 10 == 0 else 0) for i in range(200)])[0]
-    assert "p99 of sends is 80 ms late, 50 ms are allowed" in why
+    assert "p95 of sends is 80 ms late, 50 ms are allowed" in why
+    (why,) = run([timing(i, late_ms=80 if i % 50 == 0 else 0) for i in range(700)])[0]
+    assert "p99 of sends is 80 ms late" in why
+    assert run([timing(i, late_ms=80 if i % 50 == 0 else 0) for i in range(200)])[0] == ()
     assert run([timing(i, late_ms=40) for i in range(200)])[0] == ()
 
 
@@ -60,6 +63,7 @@ def test_a_gauge_that_contradicts_the_records_voids() -> None:
     timings = [timing(i) for i in range(200)]
     (why,) = run(timings, in_flight=3.0)[0]
     assert "Little's law is off" in why
+    assert run(timings, in_flight=2.008)[0] == ()
 
 
 def test_a_cache_warmer_than_the_workload_voids_and_a_colder_one_is_told() -> None:
