@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from inferloop.backends.http import HttpClient, HttpError
+from inferloop.backends.http import HttpClient, HttpError, _Connection
 
 Script = Callable[["Peer"], Awaitable[None]]
 
@@ -190,6 +190,15 @@ async def test_a_server_that_closes_on_accept_never_hangs_the_client(server: Ser
         with pytest.raises(HttpError) as caught:
             await client.request("POST", "/", body=b"x" * 10, timeout_s=5)
         assert caught.value.kind == "truncated"
+
+
+async def test_a_connection_lost_before_its_first_request_is_truncated_at_once() -> None:
+    connection = _Connection()
+    connection.connection_lost(None)  # on uvloop this can come before the connecting task goes on
+    connection.begin()
+    with pytest.raises(HttpError) as caught:
+        await asyncio.wait_for(connection.wait_headers(), 5)
+    assert caught.value.kind == "truncated"
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,16 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_half_event(f
     assert await front.metric("inferloop_gateway_broken_streams_total") == 1
 
 
+async def test_a_last_event_without_its_blank_line_is_passed_on_at_an_orderly_end(front: Front) -> None:
+    async def handle(asked: Asked, talk: Talk) -> None:
+        await talk.sse("1")
+        await talk.chunk(b"data: [DONE]")
+        await talk.end()
+
+    await front.open(handle)
+    assert await (await front.post()).read() == b"data: 1\n\ndata: [DONE]"
+
+
 async def test_an_answer_that_breaks_is_a_502_error_object(front: Front) -> None:
     async def handle(asked: Asked, talk: Talk) -> None:
         await talk.raw(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")

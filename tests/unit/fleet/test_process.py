@@ -183,6 +183,22 @@ def test_kill_9_of_the_owner_leaves_no_orphan(tmp_path: Path) -> None:
     assert_gone(tree)
 
 
+def test_killing_the_guard_kills_the_engine_even_when_the_owner_cannot_act(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", OWNER, SERVER, str(tmp_path / "log")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as owner:
+        assert owner.stdout is not None
+        guard = psutil.Process(int(owner.stdout.readline()))
+        engine = guard.children()[0]
+        daemons = [p for p in below(guard.pid) if p != engine]
+        owner.send_signal(signal.SIGSTOP)
+        guard.kill()
+        assert_gone([engine])
+        owner.kill()
+    for daemon in daemons:  # out of the engine's session and nobody left to know of them
+        daemon.kill()
+
+
 FORKING_OWNER = OWNER.replace(
     "    print(process.guard_pid",
     "    import os, time\n    if os.fork() == 0:\n        time.sleep(600)\n    print(process.guard_pid",
