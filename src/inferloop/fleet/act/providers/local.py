@@ -42,9 +42,8 @@ def _cgroup_left(root: Path = Path("/sys/fs/cgroup")) -> int:
     ):
         try:
             limit = (root / limit_name).read_text().strip()
-            used = int((root / used_name).read_text())
+            if limit != "max":
+                return max(0, int(limit) - int((root / used_name).read_text()))
         except (OSError, ValueError):
             continue
-        if limit != "max":
-            return max(0, int(limit) - used)
     return 1 << 62
