@@ -70,8 +70,9 @@ async def drive(
 ) -> DriveResult:
     """Send the requests and wait for their answers.
 
-    `on_done(index, timing)` is called as each ends, in any order. `stop_when(timings)` ends the window early: nothing
-    more is sent, what is in flight is censored. Cancelling the call cancels every request and raises.
+    `on_done(index, timing)` is called as each ends, in any order; what it raises ends the window and is raised here.
+    `stop_when(timings)` ends the window early: nothing more is sent, what is in flight is censored. Cancelling the call
+    cancels every request and raises.
     """
     run = _Run(requests, client, options, on_done, stop_when, clock or RealClock())
     with _quiet_collector():
@@ -97,6 +98,7 @@ class _Run:
         self._result = DriveResult()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
+        self._failure: Exception | None = None
         self._changed = asyncio.Event()
         self._num_started = 0
         self._num_in_flight = 0
@@ -141,6 +143,8 @@ class _Run:
             await asyncio.wait(set(self._tasks))
 
     def result(self) -> DriveResult:
+        if self._failure is not None:
+            raise self._failure
         r = self._result
         r.stopped = self._stopped
         r.num_unsent = len(self._requests) - self._num_started - r.num_forgone
@@ -152,7 +156,12 @@ class _Run:
     def _over(self) -> bool:
         budget = self._options.budget_s
         late = budget is not None and self._clock.now_ns() - self._started_ns > budget * NS_PER_S
-        return self._stopped or late
+        return self._ended or late
+
+    @property
+    def _ended(self) -> bool:
+        """Nothing more is sent or waited for."""
+        return self._stopped or self._failure is not None
 
     def _start(self, index: int, t_intended_ns: int | None) -> None:
         self._num_started += 1
@@ -171,10 +180,13 @@ class _Run:
         )
         self._count(-1)
         self._keep(done)
-        if self._on_done is not None:
-            self._on_done(index, done.timing)
-        if self._stop_when is not None and not self._stopped and self._stop_when(self._result.timings):
-            self._stopped = True
+        try:
+            if self._on_done is not None and self._failure is None:
+                self._on_done(index, done.timing)
+            if self._stop_when is not None and not self._ended and self._stop_when(self._result.timings):
+                self._stopped = True
+        except Exception as failure:  # in a task of its own it would be lost
+            self._failure = failure
         self._changed.set()
 
     def _keep(self, done: Attempt) -> None:
@@ -212,7 +224,7 @@ class _Run:
     async def _wait_tasks(self, timeout_s: float | None) -> None:
         """Until all have ended, the window was stopped, or the cut-off passed."""
         deadline_ns = None if timeout_s is None else self._clock.now_ns() + round(timeout_s * NS_PER_S)
-        while self._tasks and not self._stopped:
+        while self._tasks and not self._ended:
             left_s = None if deadline_ns is None else (deadline_ns - self._clock.now_ns()) / NS_PER_S
             if left_s is not None and left_s <= 0:
                 return

@@ -259,9 +259,12 @@ class _Bench:
         workload: SampledWorkload,
         start_ns: int,
     ) -> BenchPoint:
-        # Where the window was ended as hopeless, what was cut off then is our doing and says nothing.
+        # Where the window was ended as hopeless, what was cut off then is our doing: it is counted, and says nothing.
         judged = [t for t in measured if t.error != CENSORED] if result.stopped else measured
         slo = judge(self._contract.slo, judged)
+        num_censored = sum(t.error == CENSORED for t in measured)
+        summary = summarize(judged, mode=mode, offered_qps=qps)
+        summary = replace(summary, num_requests=len(measured), num_censored=num_censored)
         checks = self_checks(result, measured, planned, self._contract.slo, workload.prefix_reuse)
         notes = list(checks.notes)
         if workload.num_clipped:
@@ -274,7 +277,7 @@ class _Bench:
             name=name,
             mode=mode,
             offered_qps=qps,
-            summary=summarize(measured, mode=mode, offered_qps=qps),
+            summary=summary,
             slo=slo,
             void=checks.void,
             notes=tuple(notes),

@@ -15,12 +15,15 @@ import pytest
 from inferloop.backends.http import HttpClient
 from inferloop.bench.drive import DriveOptions, drive
 from inferloop.bench.render import RenderedRequest
+from inferloop.core.errors import RecordWriteError
 from inferloop.core.request import TimedRequest
 from inferloop.core.units import NS_PER_S
 from inferloop.measure import little
 from inferloop.measure.invariants import violations
+from inferloop.measure.summary import Mode
 from inferloop.measure.timing import RequestTiming
 
+MODES: tuple[Mode, ...] = ("serial", "burst", "open")
 Play = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
@@ -208,6 +211,19 @@ async def test_a_hopeless_window_ends_early() -> None:
         result = await drive(plan, client, "open", stop_when=lambda timings: len(timings) >= 5)
     assert 5 <= len(result.timings) <= 20
     assert result.num_unsent == 1000 - len(result.timings)
+
+
+async def test_a_record_that_cannot_be_written_ends_the_run() -> None:
+    def full(index: int, timing: RequestTiming) -> None:
+        calls.append(index)
+        raise RecordWriteError("disk full")
+
+    for mode in MODES:
+        calls: list[int] = []
+        async with serving(lambda n, w: answer(n, w, wait_s=0.01)) as (_, client):
+            with pytest.raises(RecordWriteError):
+                await drive(requests(200, every_s=0.02), client, mode, on_done=full)
+        assert len(calls) == 1
 
 
 async def test_budget_ends_a_serial_window() -> None:
