@@ -9,11 +9,15 @@ import typer
 from rich.table import Table
 
 from inferloop.backends.http import HttpError
-from inferloop.cli.common import JsonOption, print_json, run_async, stderr, stdout, verb
+from inferloop.cli.common import JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
+from inferloop.cli.report import report_input
 from inferloop.contract.workload import QualityGate
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.evals.load import load_suite
 from inferloop.evals.run import CaseResult, EvalRun, run_suite
+from inferloop.pages.report import render_report
+from inferloop.records.header import REPORT
+from inferloop.records.run import RunWriter, open_run
 
 EXIT_NEGATIVE = 1
 
@@ -26,9 +30,10 @@ def eval(  # noqa: A001  the verb is called that
     minimum: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Gate: the score to reach.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Cases in flight.")] = 4,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that one exchange may take.")] = 60.0,
+    runs_dir: RunsDirOption = Path("runs"),
     json_output: JsonOption = False,
 ) -> None:
-    """Ask every case of a suite and score the answers. Cases that fail to run stay in the count.
+    """Ask every case of a suite, score the answers, write a run folder. Cases that fail to run stay in the count.
 
     Exit code 1 when a gate was given and not passed, or when a case was wrong.
 
@@ -53,13 +58,19 @@ def eval(  # noqa: A001  the verb is called that
                 f"the target does not answer: {error}", fix="Is the service running?"
             ) from error
 
-    run = run_async(main)
     gate = QualityGate(str(suite), minimum) if minimum is not None else None
-    summary = run.summary(gate)
+    with RunWriter(runs_dir, verb="eval", service=loaded.name, target=target) as writer:
+        with writer.stage("suite", suite=str(suite)):
+            run = run_async(main)
+        if run.identity_digest is not None:
+            writer.update(identity={"model_id": run.model, "digest": run.identity_digest})
+        summary = writer.finish({"kind": "eval", **run.summary(gate)})
+        writer.write_file(REPORT, render_report(report_input(open_run(writer.path))))
     if json_output:
         print_json(summary)
     else:
         _show(run, summary)
+        stdout.print(f"report: {writer.path / REPORT}", soft_wrap=True, markup=False)
     right = run.tally.worst == 1.0
     if (gate and summary["verdict"] != "pass") or (not gate and not right):
         raise typer.Exit(EXIT_NEGATIVE)

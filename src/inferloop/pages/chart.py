@@ -22,6 +22,8 @@ class Palette:
 
 LIGHT = Palette("#1c2024", "#5f6772", "#dfe3e8", "#ffffff", ("#1f5fbf", "#0f8a8a", "#8a5a00"), "#b3261e")
 DARK = Palette("#e4e7eb", "#98a1ad", "#2e343c", "#14171a", ("#82b1ff", "#5cd0d0", "#e6b450"), "#ff8a80")
+_DENSE = 40
+"""More points than this are drawn small and see-through, so that their crowding shows."""
 _MARKERS = ("circle", "square", "triangle")
 _DASHES = ("solid", "dashed", "dotted")
 
@@ -102,6 +104,7 @@ def _figure(chart: Chart, palette: Palette) -> Any:
         kept = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
         source = ColumnDataSource({"x": [x for x, _ in kept], "y": [y for _, y in kept]})
         colour = palette.series[i % len(palette.series)]
+        dense = len(kept) > _DENSE
         if series.connected and len(kept) > 1:
             plot.line(
                 "x", "y", source=source, color=colour, line_width=2, line_dash=_DASHES[i % 3], legend_label=series.name
@@ -112,9 +115,9 @@ def _figure(chart: Chart, palette: Palette) -> Any:
             source=source,
             color=colour,
             marker=_MARKERS[i % 3],
-            size=7 if series.connected else 5,
-            fill_alpha=1.0 if series.connected else 0.6,
-            line_alpha=1.0 if series.connected else 0.0,
+            size=5 if dense else 8,
+            fill_alpha=0.6 if dense else 1.0,
+            line_alpha=0.0 if dense else 1.0,
             legend_label=series.name,
         )
         tip = [(chart.x_title, "@x{0,0.[00]}"), (f"{series.name}, {chart.y_title}", "@y{0,0.[00]}")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,18 +108,24 @@ def over_time(rows: Sequence[RequestTiming]) -> Described | None:
 
 
 def _latency_words(metric: str, chart: Chart) -> str:
-    shown = chart.series[-1] if len(chart.series) < 2 else chart.series[1]
-    known = [(x, y) for x, y in zip(shown.x, shown.y, strict=True) if y is not None]
+    promised = re.search(r"p[\d.]+", chart.limit_name)
+    by_name = {series.name: series for series in chart.series}
+    shown = by_name.get(promised.group()) if promised else None
+    told = shown or by_name.get("p95") or chart.series[0]
+    known = [(x, y) for x, y in zip(told.x, told.y, strict=True) if y is not None]
     (x0, y0), (x1, y1) = known[0], known[-1]
-    words = f"{METRICS[metric]} {shown.name}: {number(y0)} ms at {number(x0)} queries/s"
+    words = f"{METRICS[metric]} {told.name}: {number(y0)} ms at {number(x0)} queries/s"
     if len(known) > 1:
         words += f", {number(y1)} ms at {number(x1)} queries/s"
     words += "."
-    if chart.limit is not None:
-        over = sum(y > chart.limit for _, y in known)
-        words += f" The objective is {chart.limit_name}; "
-        words += f"{over} of {len(known)} points exceed {number(chart.limit)} ms." if over else "no point exceeds it."
-    return words
+    if chart.limit is None:
+        return words
+    words += f" The objective is {chart.limit_name}; "
+    if promised and shown is None:
+        return f"{words}no point has the requests to certify {promised.group()}."
+    over = sum(y > chart.limit for _, y in known)
+    exceed = f"{over} of {len(known)} certified points exceed it" if over else "no certified point exceeds it"
+    return f"{words}{exceed}."
 
 
 def _rate(point: Mapping[str, Any]) -> float | None:
