@@ -1,0 +1,45 @@
+"""Clients that leave a real engine at random moments cost nothing afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+
+from inferloop.backends.http import HttpClient
+from inferloop.models.resolve import ModelFiles
+
+
+async def test_leaving_at_random_times(served_model: str, embedded_model: ModelFiles) -> None:
+    """Streamed and not, queued, prefilling in chunks, decoding: all is free again, and the server still answers."""
+    rng = random.Random(7)
+    client = HttpClient(served_model)
+
+    async def leaver(stream: bool) -> None:
+        body = {
+            "model": embedded_model.model_id, "prompt": "word " * rng.choice((1, 50, 700)), "stream": stream,
+            "max_tokens": 1000, "ignore_eos": True,
+        }  # fmt: skip
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(rng.uniform(0.0, 1.0)):
+                response = await client.request("POST", "/v1/completions", body=json.dumps(body).encode())
+                async for _ in response.pieces():
+                    pass
+
+    for _ in range(2):
+        await asyncio.gather(*(leaver(stream=i % 2 == 0) for i in range(20)))
+    for _ in range(600):
+        progress = await client.get_json("/health/progress")
+        if progress["running"] == progress["waiting"] == progress["in_flight"] == 0:
+            break
+        await asyncio.sleep(0.05)
+    assert (progress["running"], progress["waiting"], progress["in_flight"], progress["alive"]) == (0, 0, 0, True)
+    metrics = (await (await client.request("GET", "/metrics")).read()).decode()
+    assert re.search(r"^inferloop_kv_usage_ratio\S* 0\.0$", metrics, re.MULTILINE)
+    question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
+    body = json.dumps({"model": embedded_model.model_id, "temperature": 0, **question}).encode()
+    answer = await (await client.request("POST", "/v1/chat/completions", body=body)).json()
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+    await client.close()
