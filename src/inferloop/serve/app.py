@@ -75,7 +75,6 @@ def build_app(
             HTTPException: _http_error,
             InferloopError: _error,
             ClientGoneError: _error,
-            Exception: _error,
         },
         lifespan=lifespan,
     )

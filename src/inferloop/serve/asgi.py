@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
@@ -9,6 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferloop.core.ids import accept_request_id
 from inferloop.serve.errors import BodyTooLargeError, error_headers, error_object, error_status
+
+log = logging.getLogger("inferloop.serve")
 
 REQUEST_ID = "inferloop.request_id"
 """Scope key under which the envelope puts the id of the request."""
@@ -62,7 +65,7 @@ async def send_error(send: Send, error: Exception) -> None:
 
 
 class Envelope:
-    """Around every endpoint: each response carries x-request-id and the replica's name."""
+    """Around every endpoint: each response, that of a bug too, carries x-request-id and the replica's name."""
 
     def __init__(self, app: ASGIApp, *, replica: str) -> None:
         self._app, self._replica = app, replica.encode("latin-1", "replace")
@@ -75,9 +78,18 @@ class Envelope:
         scope[REQUEST_ID] = request_id
         extra = [(b"x-request-id", request_id.encode()), (b"x-inferloop-replica", self._replica)]
 
+        started = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 message["headers"] = [*message.get("headers", []), *extra]
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception as error:
+            log.exception("request %s failed", request_id)
+            if not started:
+                await send_error(send_with_headers, error)

@@ -27,7 +27,8 @@ def bind(host: str, port: int) -> socket.socket:
     Raises PortInUseError, also when the host is not one of this machine's addresses.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle's algorithm off on accepted connections only where the protocol number is spelled out
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if port:  # with a free choice it would let two starting processes share a port
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -188,3 +188,23 @@ async def test_slow_readers_do_not_hold_others_up() -> None:
         fast = await post(client, "/v1/completions", {"prompt": "x", "max_tokens": 5})
         assert fast.status == 200
         assert b"[DONE]" in await slow.read()
+
+
+async def test_a_bug_is_an_openai_error_with_a_request_id(caplog: pytest.LogCaptureFixture) -> None:
+    class Buggy(ScriptedGenerator):
+        broken = False
+
+        def describe(self) -> Any:
+            if self.broken:
+                raise ZeroDivisionError("secret detail")
+            return super().describe()
+
+    generator = Buggy(Script(), model_id="m")
+    async with client_of(build_app(generator, ServeConfig(), DropSink())) as client:
+        generator.broken = True
+        response = await client.request("GET", "/health/progress", headers=[("x-request-id", "find-me")])
+        data = await response.read()
+        generator.broken = False
+    assert (response.status, json.loads(data)["error"]["code"]) == (500, "internal_error")
+    assert response.header("x-request-id") == "find-me" and b"secret" not in data
+    assert "find-me" in caplog.text
