@@ -37,3 +37,18 @@ def test_the_suites_are_as_large_and_as_varied_as_promised() -> None:
     sizes = {name: len(load_suite(SUITES / f"{name}.yaml").cases) for name in ("assistant", "agent", "batch")}
     assert sizes["assistant"] >= 24 and sizes["agent"] >= 8 and sizes["batch"] >= 8
     assert {case.kind for case in load_suite(SUITES / "assistant.yaml").cases} >= set(KINDS) - {"contains"}
+
+
+async def test_a_service_that_is_not_the_model_does_not_pass(tmp_path: Path) -> None:
+    """A server with a faultless protocol and other words: the gate must see the difference."""
+    spec = launch_spec("demo", backend="scripted")
+    replica = await ReplicaProcess.start_ready(spec, log_path=tmp_path / "serve.log", timeout_s=60)
+    try:
+        for name in ("assistant", "agent", "batch"):
+            run = await run_suite(load_suite(SUITES / f"{name}.yaml"), replica.url)
+            assert run.summary(QualityGate(name, 0.9))["verdict"] != "pass"
+            wrong = {r.case.id for r in run.results if r.score.value != 1.0}
+            told = {r.case.id for r in run.results if r.case.kind in ("exact", "json", "regex", "template")}
+            assert told <= wrong, "no golden answer is right by chance"
+    finally:
+        await replica.stop(5)
