@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferloop.core.ids import accept_request_id
-from inferloop.serve.errors import BodyTooLargeError, error_headers, error_object, error_status
-
-log = logging.getLogger("inferloop.serve")
+from inferloop.serve.errors import BodyTooLargeError, error_headers, error_object, error_status, log_bug
 
 REQUEST_ID = "inferloop.request_id"
 """Scope key under which the envelope puts the id of the request."""
@@ -90,6 +87,6 @@ class Envelope:
         try:
             await self._app(scope, receive, send_with_headers)
         except Exception as error:
-            log.exception("request %s failed", request_id)
+            log_bug(request_id, error)
             if not started:
                 await send_error(send_with_headers, error)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import traceback
 
 import msgspec
 
 from inferloop.core.errors import EngineError, OverloadedError, RequestError
+
+log = logging.getLogger("inferloop.serve")
 
 
 class ModelNotFoundError(RequestError):
@@ -63,3 +67,9 @@ def error_headers(error: Exception) -> list[tuple[bytes, bytes]]:
     if isinstance(error, OverloadedError):
         return [(b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode())]
     return []
+
+
+def log_bug(request_id: str, error: Exception) -> None:
+    """Where an unexpected exception came from, without its text, which may quote the prompt."""
+    trace = "".join(traceback.format_tb(error.__traceback__))
+    log.error("request %s failed: %s\n%s", request_id, type(error).__name__, trace)

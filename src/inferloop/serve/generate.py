@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,13 +26,11 @@ from inferloop.serve.asgi import (
 )
 from inferloop.serve.chat import ChatEncoder
 from inferloop.serve.completions import CompletionEncoder
-from inferloop.serve.errors import error_object
+from inferloop.serve.errors import error_object, log_bug
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica
 from inferloop.serve.replies import Finish
 from inferloop.serve.wire import Call, parse_chat, parse_completion
-
-log = logging.getLogger("inferloop.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ class GenerateEndpoint:
             await answer.interrupted()
         except Exception as error:
             if not isinstance(error, InferloopError):
-                log.exception("request %s failed", attempt.request_id)
+                log_bug(attempt.request_id, error)
             await answer.failed(error)
         finally:
             del self._replica.attempts[task]

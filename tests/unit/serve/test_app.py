@@ -207,4 +207,23 @@ async def test_a_bug_is_an_openai_error_with_a_request_id(caplog: pytest.LogCapt
         generator.broken = False
     assert (response.status, json.loads(data)["error"]["code"]) == (500, "internal_error")
     assert response.header("x-request-id") == "find-me" and b"secret" not in data
-    assert "find-me" in caplog.text
+    assert "find-me" in caplog.text and "ZeroDivisionError" in caplog.text
+    assert caplog.text.count("secret detail") == caplog.text.count('ZeroDivisionError("secret detail")')  # source lines
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_every_client_of_a_full_queue_gets_an_answer(stream: bool) -> None:
+    script = Script(ttft_ms=20, tpot_ms=1, max_concurrency=1, max_waiting=1)
+    async with client_of(make(script)) as client:
+        for _ in range(200):
+            if (await client.request("GET", "/health/ready")).status == 200:
+                break
+            await asyncio.sleep(0.01)
+        body = {"prompt": "x", "max_tokens": 3, "stream": stream}
+        answers = await asyncio.gather(*(post(client, "/v1/completions", body) for _ in range(12)))
+        statuses = sorted(answer.status for answer in answers)
+        for answer in answers:
+            data = await answer.read()
+            if answer.status == 503:
+                assert answer.header("retry-after") == "1" and json.loads(data)["error"]["code"] == "overloaded"
+    assert statuses == [200] * 2 + [503] * 10
