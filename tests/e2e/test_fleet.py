@@ -195,9 +195,9 @@ async def test_draining_one_replica_lets_its_stream_finish(tmp_path: Path) -> No
 async def test_stopping_the_fleet_lets_a_stream_finish(tmp_path: Path) -> None:
     async with running(tmp_path, 1, scripted(ttft_ms=5, tpot_ms=10)) as (fleet, client):
         response = await chat(client, body(60))
-        stopping = asyncio.create_task(fleet.stop(30))
+        stopping = [asyncio.create_task(fleet.stop(30)) for _ in range(2)]
         assert b"[DONE]" in await response.read()
-        await stopping
+        await asyncio.gather(*stopping)
         with pytest.raises(HttpError):
             await chat(client, body())
 
@@ -232,6 +232,7 @@ async def test_cancelling_a_stop_kills_even_the_stubborn(tmp_path: Path) -> None
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
+    await asyncio.wait_for(fleet.stop(), 5)
     assert set(psutil.Process().children(recursive=True)) <= before
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from inferloop.backends.http import HttpClient, Response
+from inferloop.backends.http import HttpClient, HttpError, Response
 from inferloop.core.errors import PortInUseError
 from inferloop.fleet.act.gateway.app import Gateway, GatewayConfig
 from inferloop.fleet.act.gateway.server import GatewayServer
@@ -128,13 +128,16 @@ async def dies(asked: Asked, talk: Talk) -> None:
 async def test_a_request_and_its_answer_pass_through_unchanged(front: Front) -> None:
     await front.open(says(200, b'{"answer":\t1}', "x-extra: kept", "connection: keep-alive", "date: long ago"))
     body = b'{"not": "parsed", broken'
-    response = await front.post(body, CHAT + "?a=%20b", authorization="Bearer k", connection="x-hop", x_hop="no")
+    response = await front.post(
+        body, CHAT + "?a=%20b", authorization="Bearer k", connection="x-hop", x_hop="no", accept_encoding="gzip"
+    )
     assert (response.status, await response.read()) == (200, b'{"answer":\t1}')
     assert response.header("x-extra") == "kept" and response.header("date") != "long ago"
     assert response.header("x-inferloop-replica") == "r0"
     asked = front.stubs[0].asked[0]
     assert (asked.method, asked.target, asked.body) == ("POST", CHAT + "?a=%20b", body)
-    assert asked.headers["authorization"] == "Bearer k" and "x-hop" not in asked.headers
+    assert asked.headers["authorization"] == "Bearer k"
+    assert not {"x-hop", "connection", "accept-encoding"} & set(asked.headers)
 
 
 async def test_ids_and_trace_run_through(front: Front) -> None:
@@ -462,6 +465,26 @@ async def test_a_stream_cut_by_the_stop_ends_with_an_error_event(front: Front) -
     text = await response.read()
     assert text.startswith(b"data: 1\n\n") and json.loads(text.split(b"data: ")[2])["error"]["code"] == "stopping"
     assert (await front.event()).error_class == "stopping"
+
+
+async def test_a_cancelled_stop_closes_the_door_and_can_be_called_again(front: Front) -> None:
+    async def never(asked: Asked, talk: Talk) -> None:
+        await talk.until_closed()
+
+    await front.open(never)
+    asking = asyncio.create_task(front.post())
+    await eventually(lambda: front.stubs[0].num_active == 1)
+    stopping = asyncio.create_task(front.server.stop(600))
+    await asyncio.sleep(0.2)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await front.server.stop(0)
+    other = HttpClient(front.server.url)
+    with pytest.raises(HttpError):
+        await other.request("GET", "/health/live")
+    asking.cancel()
+    await eventually(lambda: front.router.num_in_flight == 0)
 
 
 async def test_a_request_cut_before_its_answer_is_503(front: Front) -> None:

@@ -49,7 +49,8 @@ def bind_listener(host: str, port: int) -> socket.socket:
 
 
 def listens(root_pid: int, port: int) -> bool:
-    """Whether the process or one below it listens on the TCP port. False when the process is gone."""
+    """Whether the process or one below it listens on the TCP port. False when the process is gone; True when the
+    system does not let us look."""
     try:
         root = psutil.Process(root_pid)
         tree = [root, *root.children(recursive=True)]
@@ -58,8 +59,10 @@ def listens(root_pid: int, port: int) -> bool:
     for process in tree:
         try:
             connections = process.net_connections(kind="tcp")
-        except psutil.Error:
+        except psutil.NoSuchProcess:
             continue
+        except psutil.AccessDenied:
+            return True  # not ours to see; better to believe it than never to be ready
         if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
             return True
     return False

@@ -110,6 +110,7 @@ class Fleet:
         self._failed_launches: dict[str, LaunchError] = {}
         self._changed = asyncio.Event()
         self._num_added = 0
+        self._stop_lock = asyncio.Lock()
         self._closing = False
 
     @property
@@ -165,14 +166,17 @@ class Fleet:
         """Accept nothing new, let running requests end, stop every replica. Idempotent. When cancelled, everything is
         killed at once."""
         timeout_s = self._config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
-        try:
-            if self._server is not None:
-                await self._server.stop(timeout_s)
-            names = [view.replica_id for view in self._table.view()]
-            await asyncio.gather(*(self.remove_replica(name, 0) for name in names))
-        finally:
-            await self._kill_everything()
-            await self._gateway.close()
+        async with self._stop_lock:
+            if self._closing:
+                return
+            try:
+                if self._server is not None:
+                    await self._server.stop(timeout_s)
+                names = [view.replica_id for view in self._table.view()]
+                await asyncio.gather(*(self.remove_replica(name, 0) for name in names))
+            finally:
+                await self._kill_everything()
+                await self._gateway.close()
 
     def status(self) -> FleetStatus:
         replicas = []

@@ -242,9 +242,9 @@ class Gateway:
         response = stream.response
         headers = [*stream.headers, *_identity_headers(account)]
         account.status = 200
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
         data: bytes | None = stream.first
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             while data:
                 if account.t_first_byte_ns is None:
                     self._mark_first_byte(account)

@@ -64,7 +64,9 @@ class GatewayServer:
         self._server.config.timeout_graceful_shutdown = max(0, round(drain_timeout_s))
         self._server.should_exit = True
         try:
-            await asyncio.shield(self._task)
+            await asyncio.wait([self._task])  # neither cancels the server with us nor raises for it
         except asyncio.CancelledError:
             self._task.cancel()
+            for listening in self._server.servers:
+                listening.close()
             raise

@@ -15,7 +15,8 @@ _HOP_BY_HOP = frozenset(
     )
 )
 """RFC 9110 section 7.6.1: each connection has its own."""
-_NOT_FORWARDED = _HOP_BY_HOP | {"host", "content-length", "expect", "traceparent", "x-request-id"}
+_NOT_FORWARDED = _HOP_BY_HOP | {"host", "content-length", "expect", "traceparent", "x-request-id", "accept-encoding"}
+"""Without accept-encoding replicas answer in the clear, so that events can be told apart."""
 _NOT_RETURNED = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id", "x-inferloop-replica"}
 
 
