@@ -77,4 +77,4 @@ def errors_table(points: Sequence[Json]) -> Markup:
 
 
 def _verdict(point: Json) -> object:
-    return mapping(point.get("slo")).get("verdict") or point.get("verdict")
+    return point.get("verdict") or mapping(point.get("slo")).get("verdict")

@@ -37,16 +37,13 @@ def _cases(found: Json) -> Markup | None:
     results = mappings(found.get("results"))
     if not results:
         return None
-    rows: list[list[Child]] = [
-        [str(r.get("id")), _outcome(r), str(r.get("reason") or ""), str(r.get("why") or "")]
-        for r in sorted(results, key=lambda r: r.get("score") == 1.0)
-    ]
-    columns = [
-        Column("Case"),
-        Column("Result"),
-        Column("What differed", wide=True),
-        Column("Why it matters", wide=True),
-    ]
+    ordered = sorted(results, key=lambda r: r.get("score") == 1.0)
+    columns = [Column("Case"), Column("Result"), Column("Why it matters", wide=True)]
+    rows: list[list[Child]] = [[str(r.get("id")), _outcome(r), str(r.get("why") or "")] for r in ordered]
+    if any(r.get("reason") for r in ordered):
+        columns.insert(2, Column("What differed", wide=True))
+        for row, r in zip(rows, ordered, strict=True):
+            row.insert(2, str(r.get("reason") or ""))
     return table("Every case, those that did not pass first", columns, rows)
 
 

@@ -22,7 +22,7 @@ from inferloop.pages.points import errors_table, percentiles_table, point_name, 
 from inferloop.pages.quality import quality
 from inferloop.pages.sizing import headline, sizing
 from inferloop.pages.text import instant, verdict, words
-from inferloop.pages.verdicts import Json, declared, judged_point, mapping, mappings, slo_of, slo_table
+from inferloop.pages.verdicts import Json, declared, is_void, judged_point, mapping, mappings, slo_of, slo_table
 from inferloop.pages.waterfall import waterfall
 
 VERB_WORDS = {"bench": "Benchmark", "up": "Service", "eval": "Quality suite", "plan": "Plan"}
@@ -64,10 +64,14 @@ def _sections(
     if slo:
         at = judged_point(summary)
         said = f"Judged at {point_name(at)}." if at else None
+        if at and is_void(at):
+            said = f"Seen at {point_name(at)}, a point that is void: its numbers must not be used."
         parts.append(("verdict", "Objectives", [tag("p", said, class_="soft") if said else None, slo_table(slo)]))
     if points:
-        charts = frontier_charts(points, declared(summary, header))
-        parts.append(("frontier", "Frontier", [_grid(charts), points_table(points), notes(summary, points)]))
+        sound = [point for point in points if not is_void(point)]
+        charts = frontier_charts(sound, declared(summary, header))
+        void = tag("p", "Points that are void are not drawn.") if len(sound) < len(points) else None
+        parts.append(("frontier", "Frontier", [_grid(charts), void, points_table(points), notes(summary, points)]))
         parts.append(("percentiles", "Latency", [percentiles_table(points), errors_table(points)]))
     sized = sizing(summary, header)
     if sized:

@@ -70,4 +70,6 @@ def _between(capacity: Json) -> str | None:
     low, high = capacity.get("low"), capacity.get("high")
     if low is None:
         return None
-    return f"{number(low)} passes; " + ("no rate failed" if high is None else f"{number(high)} fails")
+    return (f"{number(low)} passes; " if low else "no rate passes; ") + (
+        "no rate failed" if high is None else f"{number(high)} fails"
+    )

@@ -32,13 +32,18 @@ def slo_of(summary: Json) -> Json:
     return mapping(summary.get("slo") or (point or {}).get("slo"))
 
 
+def is_void(point: Json) -> bool:
+    """A self-check of this point failed: its numbers must not be used."""
+    return bool(point.get("void")) or point.get("verdict") == "void"
+
+
 def judged_point(summary: Json) -> Json | None:
     """The point that the run names; else the one with the highest load that passes, else with the lowest load."""
     wanted = summary.get("judged_point")
     named = [p for p in mappings(summary.get("points")) if p.get("name") == wanted]
     if wanted is not None and named:
         return named[0]
-    judged = [p for p in mappings(summary.get("points")) if p.get("slo")]
+    judged = [p for p in mappings(summary.get("points")) if p.get("slo") and not is_void(p)]
     passing = [p for p in judged if mapping(p["slo"]).get("verdict") == "pass"]
     if passing:
         return max(passing, key=_load)

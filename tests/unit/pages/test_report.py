@@ -174,6 +174,18 @@ def test_all_failed_is_not_nan(run: dict[str, Any]) -> None:
     assert "\u221e" in text and "nan" not in text.lower().split()
 
 
+def test_a_void_point_is_called_so_and_not_drawn(run: dict[str, Any]) -> None:
+    summary = run["summary"]
+    summary["points"][0] |= {"name": "peak", "verdict": "void", "void": ["sends were 60 ms late"]}
+    summary["judged_point"] = "peak"
+    made = render_report(run)
+    text = Page(made).text
+    assert "Seen at open, 1/s, a point that is void" in text and "peak: sends were 60 ms late" in text
+    assert "Points that are void are not drawn." in text
+    assert text.count("Void") == 1, "in the table of points, in place of its objectives' verdict"
+    assert "164 ms at 0.986 queries/s" not in made, "the words are of the drawn points"
+
+
 def test_what_the_cut_off_hid_is_not_called_a_failure(run: dict[str, Any]) -> None:
     first, second, *rest = run["requests"]
     cut = replace(first, error="censored", finish_reason=None)
