@@ -180,7 +180,7 @@ async def test_draining_one_replica_lets_its_stream_finish(tmp_path: Path) -> No
         response = await chat(client, body(60))
         busy = response.header("x-inferloop-replica")
         assert busy is not None
-        removing = asyncio.create_task(fleet.remove_replica(busy, 30))
+        removing = asyncio.gather(*(fleet.remove_replica(busy, 30) for _ in range(2)))
         await eventually(lambda: fleet.status().num_ready == 1)
         others = [await chat(client, body(2)) for _ in range(6)]
         assert {r.header("x-inferloop-replica") for r in others} == {"r0", "r1"} - {busy}

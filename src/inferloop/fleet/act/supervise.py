@@ -156,11 +156,13 @@ class Fleet:
         timeout_s = self._config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         if self._table.state(replica_id) is not State.STOPPED:
             self._apply(self._table.handle(replica_id, Drain(timeout_s)))
-        while self._table.state(replica_id) is not State.STOPPED:
+        while replica_id in self._table and self._table.state(replica_id) is not State.STOPPED:
             await self._next_change()
-        await self._gateway.detach(replica_id)
-        self._router.forget(replica_id)
-        self._table.remove(replica_id)
+        if replica_id in self._table:  # else somebody else who waited for the same was faster
+            self._table.remove(replica_id)
+            self._router.forget(replica_id)
+            await self._gateway.detach(replica_id)
+            self._changed.set()
 
     async def stop(self, drain_timeout_s: float | None = None) -> None:
         """Accept nothing new, let running requests end, stop every replica. Idempotent. When cancelled, everything is
@@ -258,7 +260,8 @@ class Fleet:
             why = str(error)
             self._failed_launches[replica_id] = error
         finally:
-            if not self._closing and self._table.state(replica_id) is not State.STOPPED:
+            known = replica_id in self._table and self._table.state(replica_id) is not State.STOPPED
+            if known and not self._closing:
                 if self._table.state(replica_id) is State.RESTARTING:
                     self._tell(replica_id, Started())  # it was attempted
                 self._tell(replica_id, Exited(why))
@@ -294,8 +297,11 @@ class Fleet:
     async def _probe_forever(self, replica_id: str, prober: Prober) -> None:
         while True:
             await asyncio.sleep(self._config.probe_period_s)
-            for event in await prober.probe():
-                self._tell(replica_id, event)
+            try:
+                for event in await prober.probe():
+                    self._tell(replica_id, event)
+            except Exception:  # a fault of ours must not leave a replica unwatched
+                log.exception("probing %s", replica_id)
 
     async def _tick_forever(self) -> None:
         while True:

@@ -119,6 +119,9 @@ class ReplicaTable:
             raise IllegalMoveError(f"{replica_id} is {self._replicas[replica_id].state.value}, not stopped")
         del self._replicas[replica_id]
 
+    def __contains__(self, replica_id: str) -> bool:
+        return replica_id in self._replicas
+
     def view(self) -> tuple[ReplicaView, ...]:
         return tuple(ReplicaView(r.replica_id, r.state, r.pid, r.num_restarts, r.why) for r in self._replicas.values())
 
