@@ -47,7 +47,7 @@ def frontier_charts(
     """One chart per latency that has data, and one of throughput. `objectives`: (metric, label, limit)."""
     measured = sorted((p for p in points if _rate(p) is not None), key=lambda p: _rate(p) or 0.0)
     opened = [p for p in measured if p.get("mode") == "open"]
-    loaded = opened if len(opened) > 1 else measured  # a burst waits in its own queue: another question than a rate
+    loaded = opened or measured  # a burst waits in its own queue: another question than a rate
     x = all_numbers([_rate(p) for p in loaded])
     charts = []
     for metric in _SHOWN:

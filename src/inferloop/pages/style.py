@@ -85,7 +85,7 @@ footer { padding-block: 0 3rem; color: var(--soft); font-size: 0.9rem; }
 @media (max-width: 40rem) {
   body { font-size: 15px; } h1 { font-size: 1.45rem; } header.page { padding-top: 1.25rem; }
   dl { grid-template-columns: 1fr; } dl > div { grid-template-columns: 7.5rem 1fr; }
-  section { margin: 2rem 0; }
+  section { margin: 2rem 0; } td.wide { min-width: 10rem; }
 }
 @media print { nav, .skip { display: none; } section { break-inside: avoid; } }
 """

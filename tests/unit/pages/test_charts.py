@@ -32,8 +32,9 @@ def test_a_burst_is_not_a_rate_but_counts_as_throughput() -> None:
     ttft, tokens = frontier_charts([*points, point("burst", 5, 4000, None)], TTFT)
     assert ttft.chart.series[0].x == (1.0, 2.0) and ttft.chart.series[0].connected
     assert tokens.chart.series[0].x == (0.5, 1.0, 2.0, 5.0)
-    lonely = frontier_charts([points[0], points[1]], TTFT)[0]
-    assert lonely.chart.series[0].x == (0.5, 1.0) and not lonely.chart.series[0].connected
+    assert frontier_charts(points[:2], TTFT)[0].chart.series[0].x == (1.0,)
+    closed = frontier_charts([points[0], point("burst", 5, 4000, None)], TTFT)[0]
+    assert closed.chart.series[0].x == (0.5, 5.0) and not closed.chart.series[0].connected
 
 
 def test_points_without_numbers_make_no_chart() -> None:
