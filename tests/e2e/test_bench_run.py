@@ -111,7 +111,8 @@ async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path) -> None:
             writer.finish(result.as_summary())
     assert result.verdict == "fail"
     burst = result.points[1]
-    assert (burst.mode, burst.slo.verdict, burst.summary.num_censored) == ("burst", "fail", 0)
+    assert (burst.mode, burst.verdict, burst.summary.num_censored) == ("burst", "not judged", 0)
+    assert burst.as_json()["slo"] is None
     assert any("hopeless" in note for note in result.points[-1].notes)
 
 

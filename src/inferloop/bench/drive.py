@@ -8,6 +8,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from inferloop.backends.http import HttpClient
 from inferloop.bench.attempt import Attempt, attempt
@@ -31,6 +32,10 @@ class DriveOptions:
     max_catch_up_ms: float = 250.0
 
 
+Stop = Literal["cut", "drain"]
+"""Nothing more is sent; what is in flight is censored (cut) or waited for (drain)."""
+
+
 @dataclass
 class DriveResult:
     """What one point saw. `in_flight` is the client's own gauge averaged over first send to last end.
@@ -40,8 +45,8 @@ class DriveResult:
     """
 
     timings: list[RequestTiming] = field(default_factory=list)
-    stopped: bool = False
-    """Whether `stop_when` ended the window."""
+    stopped: Stop | None = None
+    """How `stop_when` ended the window, if it did."""
     in_flight: float | None = None
     num_unsent: int = 0
     num_forgone: int = 0
@@ -55,7 +60,7 @@ class DriveResult:
 
 
 OnDone = Callable[[int, RequestTiming], None]
-StopWhen = Callable[[Sequence[RequestTiming]], bool]
+StopWhen = Callable[[Sequence[RequestTiming]], Stop | None]
 
 
 async def drive(
@@ -71,8 +76,7 @@ async def drive(
     """Send the requests and wait for their answers.
 
     `on_done(index, timing)` is called as each ends, in any order; what it raises ends the window and is raised here.
-    `stop_when(timings)` ends the window early: nothing more is sent, what is in flight is censored. Cancelling the call
-    cancels every request and raises.
+    `stop_when(timings)`, asked after each, ends the window early. Cancelling the call cancels every request and raises.
     """
     run = _Run(requests, client, options, on_done, stop_when, clock or RealClock())
     with _quiet_collector():
@@ -97,7 +101,7 @@ class _Run:
         self._on_done, self._stop_when, self._clock = on_done, stop_when, clock
         self._result = DriveResult()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopped = False
+        self._stopped: Stop | None = None
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
         self._num_started = 0
@@ -156,12 +160,12 @@ class _Run:
     def _over(self) -> bool:
         budget = self._options.budget_s
         late = budget is not None and self._clock.now_ns() - self._started_ns > budget * NS_PER_S
-        return self._ended or late
+        return self._cut or late or self._stopped is not None
 
     @property
-    def _ended(self) -> bool:
-        """Nothing more is sent or waited for."""
-        return self._stopped or self._failure is not None
+    def _cut(self) -> bool:
+        """Nothing is waited for any more."""
+        return self._stopped == "cut" or self._failure is not None
 
     def _start(self, index: int, t_intended_ns: int | None) -> None:
         self._num_started += 1
@@ -183,8 +187,8 @@ class _Run:
         try:
             if self._on_done is not None and self._failure is None:
                 self._on_done(index, done.timing)
-            if self._stop_when is not None and not self._ended and self._stop_when(self._result.timings):
-                self._stopped = True
+            if self._stop_when is not None and self._stopped is None:
+                self._stopped = self._stop_when(self._result.timings)
         except Exception as failure:  # in a task of its own it would be lost
             self._failure = failure
         self._changed.set()
@@ -224,7 +228,7 @@ class _Run:
     async def _wait_tasks(self, timeout_s: float | None) -> None:
         """Until all have ended, the window was stopped, or the cut-off passed."""
         deadline_ns = None if timeout_s is None else self._clock.now_ns() + round(timeout_s * NS_PER_S)
-        while self._tasks and not self._ended:
+        while self._tasks and not self._cut:
             left_s = None if deadline_ns is None else (deadline_ns - self._clock.now_ns()) / NS_PER_S
             if left_s is not None and left_s <= 0:
                 return

@@ -28,15 +28,22 @@ class BenchPoint:
     elapsed_s: float
 
     @property
+    def is_judged(self) -> bool:
+        """Void numbers are judged by nothing, and no objective is meant for a burst."""
+        return not self.void and self.mode != "burst"
+
+    @property
     def verdict(self) -> str:
-        return "void" if self.void else self.slo.verdict
+        if self.is_judged:
+            return self.slo.verdict
+        return "void" if self.void else "not judged"
 
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             **self.summary.as_json(),
             "verdict": self.verdict,
-            "slo": self.slo.as_json(),
+            "slo": self.slo.as_json() if self.is_judged else None,
             "void": list(self.void),
             "notes": list(self.notes),
             "num_warmup": self.num_warmup,
@@ -64,7 +71,7 @@ class BenchResult:
             "reasons": list(self.reasons),
             "notes": list(self.notes),
             "points": [point.as_json() for point in self.points],
-            "slo": self.judged.slo.as_json() if self.judged else None,
+            "slo": self.judged.slo.as_json() if self.judged and self.judged.is_judged else None,
             "judged_point": self.judged.name if self.judged else None,
             "capacity": plain(self.capacity),
             "definitions": dict(DEFINITIONS),

@@ -19,7 +19,7 @@ from typing import Any
 from inferloop.backends.http import HttpClient
 from inferloop.bench.checks import self_checks
 from inferloop.bench.codecs import HttpCodec
-from inferloop.bench.drive import DriveOptions, DriveResult, drive
+from inferloop.bench.drive import DriveOptions, DriveResult, Stop, drive
 from inferloop.bench.rates import next_rate
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
 from inferloop.bench.result import BenchPoint, BenchResult, frontier_of, saturated
@@ -39,6 +39,7 @@ from inferloop.measure.verdict import hopeless, judge
 from inferloop.records.run import RunWriter
 
 _JUDGE_EVERY = 8
+_PEAK_LOOKS = 3
 _SPARE = 1.1  # a few more requests than the floor, for those that end without a value
 
 
@@ -153,8 +154,8 @@ class _Bench:
             await self._sweep(serial.summary.achieved_qps, burst.summary.achieved_qps, peak_qps)
         if not peak_qps:
             return self._result("not declared", ("the peak was left out",), None)
-        peak = await self._open("peak", peak_qps)
-        if peak.slo.verdict == "fail" and burst.summary.achieved_qps:  # ended early, so there may be time to go lower
+        peak = await self._open("peak", peak_qps, num_looks=_PEAK_LOOKS)
+        if not frontier_of(self._points).capacity().low and burst.summary.achieved_qps:  # there may be time to go lower
             await self._sweep(serial.summary.achieved_qps, burst.summary.achieved_qps, 0.0)
         if peak.void:
             return self._result("void", peak.void, peak)
@@ -195,18 +196,20 @@ class _Bench:
             self._answer_s = max(0.01, sum(t.t_end_ns - t.t_send_ns for t in measured) / len(measured) / NS_PER_S)
         return self._point(name, mode, None, planned, result, measured, workload, start_ns)
 
-    async def _open(self, name: str, qps: float) -> BenchPoint:
+    async def _open(self, name: str, qps: float, *, num_looks: int = 1) -> BenchPoint:
+        """`num_looks` times as many requests as the floor asks for, while the verdict is open and the budget lasts."""
         start_ns = self._clock.now_ns()
         lead_s = self._lead_s()
         window_s = max(0.0, self._left_s() - lead_s - min(self._options.max_drain_s, 2 * self._answer_s))
-        certain = self._num_certain
+        most = self._num_certain * num_looks
         # A peak that the budget cannot certify is still measured for as long as there is time, at least a little.
-        count = max(min(certain, math.ceil(qps * window_s)), min(certain, 20)) + math.ceil(qps * lead_s)
+        count = max(min(most, math.floor(qps * window_s)), min(most, 20)) + math.ceil(qps * lead_s)
         planned, workload = await self._prepare(name, num_requests=count, qps=qps)
         num_warmup = min(sum(r.timed.at_s < lead_s for r in planned), len(planned) // 2)
-        first_s = planned[num_warmup].timed.at_s
         result, measured = await self._drive(name, "open", planned, self._drive_options(), num_warmup)
-        self._writer.update(warmup_s=lead_s, window_s=planned[-1].timed.at_s - first_s)
+        sends = [t.t_send_ns for t in measured]
+        window = (max(sends) - min(sends)) / NS_PER_S if sends else 0.0
+        self._writer.update(warmup_s=planned[num_warmup].timed.at_s, window_s=window)
         return self._point(name, "open", qps, planned, result, measured, workload, start_ns)
 
     async def _prepare(self, name: str, **how: Any) -> tuple[tuple[RenderedRequest, ...], SampledWorkload]:
@@ -236,16 +239,17 @@ class _Bench:
             if self._progress is not None:
                 self._progress(BenchProgress(name, num_done, len(planned)))
 
-        def stop(_: Sequence[RequestTiming]) -> bool:
-            due = len(measured) % _JUDGE_EVERY == 0  # rarely: judging takes the event loop's time
-            return due and hopeless(self._contract.slo, measured)
+        def stop(_: Sequence[RequestTiming]) -> Stop | None:
+            """Rarely: judging takes the event loop's time, and each look is one more chance to be wrong."""
+            if not measured or mode == "burst":  # a burst is for the most that can be completed; it keeps no objective
+                return None
+            if len(measured) % _JUDGE_EVERY == 0 and hopeless(self._contract.slo, measured):
+                return "cut"
+            decided = len(measured) % self._num_certain == 0 and judge(self._contract.slo, measured).verdict
+            return "drain" if decided in ("pass", "fail") else None
 
-        # A burst is for the most that can be completed; that it keeps no objective is expected.
-        stop_when = None if mode == "burst" else stop
         with self._writer.stage(name, mode=mode, num_requests=len(planned)):
-            result = await drive(
-                planned, self._client, mode, options, on_done=keep, stop_when=stop_when, clock=self._clock
-            )
+            result = await drive(planned, self._client, mode, options, on_done=keep, stop_when=stop, clock=self._clock)
         return result, measured
 
     def _point(
@@ -260,7 +264,7 @@ class _Bench:
         start_ns: int,
     ) -> BenchPoint:
         # Where the window was ended as hopeless, what was cut off then is our doing: it is counted, and says nothing.
-        judged = [t for t in measured if t.error != CENSORED] if result.stopped else measured
+        judged = [t for t in measured if t.error != CENSORED] if result.stopped == "cut" else measured
         slo = judge(self._contract.slo, judged)
         num_censored = sum(t.error == CENSORED for t in measured)
         summary = summarize(judged, mode=mode, offered_qps=qps)
@@ -269,9 +273,9 @@ class _Bench:
         notes = list(checks.notes)
         if workload.num_clipped:
             notes.append(f"{workload.num_clipped} of {len(planned)} requests were shortened to fit the context")
-        if result.stopped:
+        if result.stopped == "cut":
             notes.append(f"ended early, as hopeless: {result.num_unsent} requests were not sent")
-        elif result.num_unsent:
+        elif result.num_unsent and result.stopped is None:
             notes.append(f"out of time: {result.num_unsent} requests were not sent")
         point = BenchPoint(
             name=name,

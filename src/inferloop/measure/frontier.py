@@ -26,7 +26,8 @@ class Capacity:
 
     `low` is the highest measured rate that passes below every failing one; `high` the lowest failing rate, None when no
     rate failed (the capacity is at least `low`). `qps` lies between them, found as `method` says: measured |
-    interpolated | none. `monotone` is False when a rate above a failing one passed: noise, or a warm cache.
+    interpolated | none | undecided (rates below the failing ones may pass, but not certainly). `monotone` is False when
+    a rate above a failing one passed: noise, or a warm cache.
     """
 
     qps: float
@@ -71,8 +72,10 @@ class Frontier:
         monotone = len(below) == len(passing)
         high = first_fail.offered_qps if first_fail else None
         if not below:
-            why = "no measured rate passes" if first_fail else "no rate could be certified"
-            return Capacity(0.0, 0.0, high, "none", monotone, why)
+            doubtful = [p for p in self.points if p.verdict != "fail" and p.offered_qps < ceiling]
+            if doubtful or first_fail is None:
+                return Capacity(0.0, 0.0, high, "undecided", monotone, "no rate could be certified")
+            return Capacity(0.0, 0.0, high, "none", monotone, "no measured rate passes")
         last = below[-1]
         if first_fail is None:
             return Capacity(last.offered_qps, last.offered_qps, None, "measured", monotone, "no measured rate failed")

@@ -63,8 +63,8 @@ def size(
         raise UsageError(f"failure headroom must not be negative, not {failure_headroom}")
     c = capacity.qps if math.isfinite(capacity.qps) else 0.0
     if c <= 0:
-        known = capacity.high is not None or capacity.method != "none"
-        what = "does not fit: one replica keeps the objective at no rate" if known else "cannot be sized"
+        undecided = capacity.method == "undecided"
+        what = "cannot be sized" if undecided else "does not fit: one replica keeps the objective at no rate"
         reason = f"{what} ({capacity.reason})"
         return Sizing(False, peak_qps, 0.0, rho, failure_headroom, None, None, None, reason)
     needed = replicas_for(peak_qps, c, rho) + failure_headroom

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import gc
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from inferloop.backends.http import HttpClient
-from inferloop.bench.drive import DriveOptions, drive
+from inferloop.bench.drive import DriveOptions, Stop, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.errors import RecordWriteError
 from inferloop.core.request import TimedRequest
@@ -23,6 +23,7 @@ from inferloop.measure.invariants import violations
 from inferloop.measure.summary import Mode
 from inferloop.measure.timing import RequestTiming
 
+STOPS: tuple[Stop, ...] = ("cut", "drain")
 MODES: tuple[Mode, ...] = ("serial", "burst", "open")
 Play = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -208,9 +209,16 @@ async def test_what_is_unfinished_at_the_cut_off_is_censored() -> None:
 async def test_a_hopeless_window_ends_early() -> None:
     async with serving(lambda n, w: answer(n, w, wait_s=0.01)) as (_, client):
         plan = requests(1000, every_s=0.02)
-        result = await drive(plan, client, "open", stop_when=lambda timings: len(timings) >= 5)
-    assert 5 <= len(result.timings) <= 20
-    assert result.num_unsent == 1000 - len(result.timings)
+        for stop in STOPS:
+
+            def rule(timings: Sequence[RequestTiming], stop: Stop = stop) -> Stop | None:
+                return stop if len(timings) >= 5 else None
+
+            result = await drive(plan, client, "open", stop_when=rule)
+            assert 5 <= len(result.timings) <= 20
+            assert result.num_unsent == 1000 - len(result.timings)
+            assert result.stopped == stop
+            assert (stop == "cut") or all(t.ok for t in result.timings)
 
 
 async def test_a_record_that_cannot_be_written_ends_the_run() -> None:

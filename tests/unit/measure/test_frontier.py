@@ -37,6 +37,11 @@ def test_nothing_passes_gives_zero() -> None:
     assert Frontier.of([]).capacity().qps == 0.0
 
 
+def test_doubt_below_a_failure_is_doubt() -> None:
+    c = Frontier.of([point(1, "inconclusive", 0.1), point(2, "fail", -1.0)]).capacity()
+    assert (c.qps, c.high, c.method) == (0.0, 2.0, "undecided")
+
+
 def test_a_pass_above_a_failure_is_not_believed() -> None:
     c = Frontier.of([point(1, "pass", 0.5), point(2, "fail", -0.1), point(4, "pass", 0.2)]).capacity()
     assert (c.low, c.high, c.monotone) == (1.0, 2.0, False)

@@ -30,12 +30,12 @@ def test_a_whole_quotient_is_not_rounded_up() -> None:
 
 
 def test_what_carries_nothing_does_not_fit() -> None:
-    s = size(5.0, capacity(0.0, 0.0, 2.0))
+    s = size(5.0, Capacity(0.0, 0.0, 2.0, "none", True, "no measured rate passes"))
     assert not s.fits
     assert (s.needed, s.low, s.high) == (None, None, None)
     assert "does not fit" in s.reason
     assert size(5.0, capacity(-1.0)).fits is False
-    undecided = size(5.0, Capacity(0.0, 0.0, None, "none", True, "no rate could be certified"))
+    undecided = size(5.0, Capacity(0.0, 0.0, 4.0, "undecided", True, "no rate could be certified"))
     assert undecided.needed is None
     assert "cannot be sized" in undecided.reason
     json.dumps(s.as_json(started=1), allow_nan=False)
