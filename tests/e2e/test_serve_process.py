@@ -54,7 +54,7 @@ async def test_a_signal_drains_and_leaves_with_zero(tmp_path: Path, signum: sign
     flags = ("--script", "tpot_ms=10", "--events", str(events), "--drain-timeout-s", "10")
     with scripted(*flags) as (process, url):
         client = HttpClient(url)
-        stream = await client.request("POST", "/v1/completions", body=body(max_tokens=60))
+        stream = await client.request("POST", "/v1/completions", body=body(max_tokens=150))
         process.send_signal(signum)
         for _ in range(200):
             ready = await client.request("GET", "/health/ready")

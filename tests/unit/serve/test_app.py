@@ -213,7 +213,7 @@ async def test_a_bug_is_an_openai_error_with_a_request_id(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_every_client_of_a_full_queue_gets_an_answer(stream: bool) -> None:
-    script = Script(ttft_ms=20, tpot_ms=1, max_concurrency=1, max_waiting=1)
+    script = Script(ttft_ms=500, tpot_ms=1, max_concurrency=1, max_waiting=1)
     async with client_of(make(script)) as client:
         for _ in range(200):
             if (await client.request("GET", "/health/ready")).status == 200:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,17 @@ class Served:
         return response.status, await response.read()
 
     async def event(self, num: int = 1) -> ReplicaEvent:
-        for _ in range(400):
-            if len(self.sink.events) >= num:
-                break
-            await asyncio.sleep(0.005)
+        await until(lambda: len(self.sink.events) >= num)
         assert len(self.sink.events) == num
         return self.sink.events[-1]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if holds():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came to hold")
 
 
 @contextlib.asynccontextmanager
@@ -136,7 +141,7 @@ async def test_leaving_while_running_or_queued_aborts(stream: bool) -> None:
     async with served(Script(ttft_ms=30, tpot_ms=5, max_concurrency=2)) as s:
         body = json.dumps({"model": "m", "prompt": "x", "stream": stream, "max_tokens": 4000, "ignore_eos": True})
         calls = [asyncio.create_task(s.client.request("POST", "/v1/completions", body=body.encode())) for _ in range(6)]
-        await asyncio.sleep(0.1 if stream else 0.05)
+        await until(lambda: len(s.replica.attempts) == 6 and sum(call.done() for call in calls) == 2 * stream)
         for call in calls:
             if call.done():
                 call.result().abort()
@@ -145,8 +150,9 @@ async def test_leaving_while_running_or_queued_aborts(stream: bool) -> None:
         assert all((e.finish_reason, e.error_class) == ("abort", "disconnect") for e in s.sink.events)
         queued = [e for e in s.sink.events if e.t_first_token_ns is None]
         assert len(queued) >= 4
-        stats = s.replica.generator.describe()[1]
-        assert (stats.num_running, stats.num_waiting, s.replica.attempts) == (0, 0, {})
+        generator = s.replica.generator
+        await until(lambda: generator.describe()[1].num_running == generator.describe()[1].num_waiting == 0)
+        assert s.replica.attempts == {}
         assert s.replica.metrics.finished["abort"] == 6
 
 
