@@ -13,8 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from inferloop.models.resolve import ModelFiles, resolve
+
+# A loaded machine is slow, not wrong.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")
