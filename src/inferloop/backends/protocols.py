@@ -112,6 +112,10 @@ class TextCodec(Protocol):
 
     def decode(self, token_ids: tuple[int, ...]) -> str: ...
 
+    def token_text(self, token_id: int) -> str:
+        """One token alone, its leading space kept, for log-probabilities."""
+        ...
+
 
 Support = Literal["yes", "no", "partial"]
 

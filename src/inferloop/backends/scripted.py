@@ -115,6 +115,9 @@ class ScriptedGenerator:
     def decode(self, token_ids: tuple[int, ...]) -> str:
         return bytecodec.decode(token_ids)
 
+    def token_text(self, token_id: int) -> str:
+        return bytecodec.decode((token_id,))
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         prompt_ids = bytecodec.render(request.prompt)
         max_tokens = self._max_tokens(request, len(prompt_ids))

@@ -108,7 +108,7 @@ class _Answer:
             model=replica.info.model_id,
             include_usage=call.include_usage,
             with_timings=self._with_timings,
-            decode_token=lambda token_id: codec.decode((token_id,)) if codec is not None else "",
+            decode_token=codec.token_text if codec is not None else str,
         )
         request = GenerateRequest(
             attempt.request_id, attempt.trace, call.prompt, call.sampling, t_engine_in_ns=attempt.t_in_ns

@@ -58,6 +58,10 @@ class Codec:
         """The text of ids; invalid bytes become U+FFFD."""
         return self.tokenizer.decode(ids, skip_special=skip_special)
 
+    def token_text(self, token_id: int) -> str:
+        """One token alone, its leading space kept, control tokens included."""
+        return self.tokenizer.token_text(token_id)
+
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder for one answer."""
         return Detokenizer(self.tokenizer)
