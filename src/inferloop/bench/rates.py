@@ -7,24 +7,26 @@ from collections.abc import Sequence
 
 from inferloop.measure.frontier import FrontierPoint
 
-_FIRST_SHARE = 0.7
+FIRST_SHARE = 0.7
 _CLOSE_ENOUGH = 1.15
 _STEP_UP = 1.4
 _MOST_OVER_BURST = 2.0
 _LEAST_OF_SERIAL = 0.1
 
 
-def next_rate(points: Sequence[FrontierPoint], *, serial_qps: float, burst_qps: float) -> float | None:
+def next_rate(
+    points: Sequence[FrontierPoint], *, serial_qps: float, burst_qps: float, first_qps: float | None = None
+) -> float | None:
     """The rate whose verdict narrows the capacity most; None when it is bracketed closely enough.
 
     `serial_qps` and `burst_qps` are the completions of one and of many in flight: without an objective the capacity
-    lies between them. Points near the knee are worth most, so the search starts close below the burst's rate and then
-    halves the bracket in the logarithm, or goes to where the margin crosses zero. An undecided point counts as too
-    high: lower rates are measured until one is certain.
+    lies between them. Points near the knee are worth most, so the search starts at `first_qps` (close below the burst's
+    rate by default) and then halves the bracket in the logarithm, or goes to where the margin crosses zero. An
+    undecided point counts as too high: lower rates are measured until one is certain.
     """
     top = max(serial_qps, burst_qps)
     if not points:
-        return _FIRST_SHARE * burst_qps
+        return FIRST_SHARE * burst_qps if first_qps is None else first_qps
     failing = sorted((p for p in points if p.verdict != "pass"), key=lambda p: p.offered_qps)
     high = failing[0] if failing else None
     passing = [p for p in points if p.verdict == "pass" and (high is None or p.offered_qps < high.offered_qps)]

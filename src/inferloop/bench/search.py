@@ -20,7 +20,7 @@ from inferloop.backends.http import HttpClient
 from inferloop.bench.checks import self_checks
 from inferloop.bench.codecs import HttpCodec
 from inferloop.bench.drive import DriveOptions, DriveResult, Stop, drive
-from inferloop.bench.rates import next_rate
+from inferloop.bench.rates import FIRST_SHARE, next_rate
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
 from inferloop.bench.result import BenchPoint, BenchResult, frontier_of, saturated
 from inferloop.bench.target import TargetInfo, describe_target
@@ -39,6 +39,8 @@ from inferloop.measure.verdict import hopeless, judge
 from inferloop.records.run import RunWriter
 
 _JUDGE_EVERY = 8
+_HOPELESS_FROM = 32
+"""Slow requests come together, when the machine is busy for a moment; the bound takes them for independent."""
 _PEAK_LOOKS = 3
 _SPARE = 1.1  # a few more requests than the floor, for those that end without a value
 
@@ -137,6 +139,8 @@ class _Bench:
         self._num_swept = 0
         self._answer_s = 1.0
         """How long an answer takes when it is alone; measured by the serial point."""
+        self._burst_span_qps = 0.0
+        """What a burst completed over its whole span, filling and draining included: a cautious first rate."""
 
     async def run(self) -> BenchResult:
         o = self._options
@@ -150,13 +154,14 @@ class _Bench:
             return self._result("fail", tuple(f"one request at a time: {text}" for text in why), serial)
         burst = await self._closed("burst", "burst", o.num_burst)
         peak_qps = self._contract.traffic.qps.peak if o.peak_qps is None else o.peak_qps
-        if self._contract.slo.objectives and burst.summary.achieved_qps:
-            await self._sweep(serial.summary.achieved_qps, burst.summary.achieved_qps, peak_qps)
+        has_objective = bool(self._contract.slo.objectives)
+        if has_objective:
+            await self._sweep(serial, burst, reserve_s=self._seconds_for(peak_qps) if peak_qps else 0.0)
         if not peak_qps:
             return self._result("not declared", ("the peak was left out",), None)
         peak = await self._open("peak", peak_qps, num_looks=_PEAK_LOOKS)
-        if not frontier_of(self._points).capacity().low and burst.summary.achieved_qps:  # there may be time to go lower
-            await self._sweep(serial.summary.achieved_qps, burst.summary.achieved_qps, 0.0)
+        if has_objective and not frontier_of(self._points).capacity().low:  # there may be time to go lower
+            await self._sweep(serial, burst, reserve_s=0.0)
         if peak.void:
             return self._result("void", peak.void, peak)
         return self._result(peak.slo.verdict, peak.slo.reasons, peak)
@@ -173,13 +178,21 @@ class _Bench:
                 self._notes.append(f"{way.path} is not used: {problem}")
         raise UsageError(f"{self._target.url}: no prompts of exact lengths can be made: {self._notes[-1]}")
 
-    async def _sweep(self, serial_qps: float, burst_qps: float, peak_qps: float) -> None:
+    async def _sweep(self, serial: BenchPoint, burst: BenchPoint, *, reserve_s: float) -> None:
+        """Search with the time that is left after `reserve_s`."""
+        serial_qps, burst_qps = serial.summary.achieved_qps, burst.summary.achieved_qps
+        if not serial_qps or not burst_qps:
+            return
         while (number := self._num_swept) < self._options.num_points:
-            found = frontier_of(self._points).points
-            rate = next_rate(found, serial_qps=serial_qps, burst_qps=burst_qps)
+            rate = next_rate(
+                frontier_of(self._points).points,
+                serial_qps=serial_qps,
+                burst_qps=burst_qps,
+                first_qps=FIRST_SHARE * min(burst_qps, self._burst_span_qps or burst_qps),
+            )
             if rate is None:
                 return
-            if self._seconds_for(rate) > self._left_s() - (self._seconds_for(peak_qps) if peak_qps else 0.0):
+            if self._seconds_for(rate) > self._left_s() - reserve_s:
                 self._notes.append(f"the budget left no time to measure {rate:.3g} queries/s")
                 return
             self._num_swept += 1
@@ -194,6 +207,9 @@ class _Bench:
         result, measured = await self._drive(name, mode, planned, options, num_warmup)
         if mode == "serial" and measured:
             self._answer_s = max(0.01, sum(t.t_end_ns - t.t_send_ns for t in measured) / len(measured) / NS_PER_S)
+        if mode == "burst" and measured:
+            span_ns = max(t.t_end_ns for t in measured) - min(t.t_send_ns for t in measured)
+            self._burst_span_qps = sum(t.ok for t in measured) * NS_PER_S / max(1, span_ns)
         return self._point(name, mode, None, planned, result, measured, workload, start_ns)
 
     async def _open(self, name: str, qps: float, *, num_looks: int = 1) -> BenchPoint:
@@ -243,7 +259,11 @@ class _Bench:
             """Rarely: judging takes the event loop's time, and each look is one more chance to be wrong."""
             if not measured or mode == "burst":  # a burst is for the most that can be completed; it keeps no objective
                 return None
-            if len(measured) % _JUDGE_EVERY == 0 and hopeless(self._contract.slo, measured):
+            if (
+                len(measured) % _JUDGE_EVERY == 0
+                and len(measured) >= _HOPELESS_FROM
+                and hopeless(self._contract.slo, measured)
+            ):
                 return "cut"
             decided = len(measured) % self._num_certain == 0 and judge(self._contract.slo, measured).verdict
             return "drain" if decided in ("pass", "fail") else None
