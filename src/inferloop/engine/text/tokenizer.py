@@ -57,7 +57,8 @@ class Tokenizer:
         need; without it such text is spelled out like any other. Raises RequestError for lone surrogates."""
         inner = self._inner if allow_special else self._without_special()
         try:
-            ids: list[int] = inner.encode(text, add_special_tokens=False).ids
+            # the library's plain `encode` keeps the interpreter lock: one long prompt would stop the step loop
+            ids: list[int] = inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError):  # the library reports a string it cannot hold as UTF-8 either way
             raise RequestError("the text holds a lone surrogate, which is not valid Unicode") from None
         return ids
