@@ -20,6 +20,7 @@ from inferloop.backends.http import HttpClient
 from inferloop.bench.checks import self_checks
 from inferloop.bench.codecs import HttpCodec
 from inferloop.bench.drive import DriveOptions, DriveResult, Stop, drive
+from inferloop.bench.host import busy_note, busy_percent
 from inferloop.bench.rates import FIRST_SHARE, next_rate
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
 from inferloop.bench.result import BenchPoint, BenchResult, frontier_of, saturated
@@ -144,6 +145,9 @@ class _Bench:
 
     async def run(self) -> BenchResult:
         o = self._options
+        busy = busy_note(await busy_percent())
+        if busy:
+            self._notes.append(busy)
         self._renderer = await self._usable_renderer()
         await self._closed("warmup", "serial", o.num_warmup, warmup=True)
         serial = await self._closed("serial", "serial", o.num_serial)
