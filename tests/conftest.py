@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from inferloop.models.resolve import ModelFiles, resolve
 
-# A loaded machine is slow, not wrong.
-settings.register_profile("house", deadline=None)
-settings.load_profile("house")
+# The same examples on every machine and in every run: a failure can be repeated, and a busy machine is no failure.
+settings.register_profile("inferloop", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("inferloop")
 
 
 @pytest.fixture(scope="session")

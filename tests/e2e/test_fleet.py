@@ -97,6 +97,8 @@ async def test_64_at_once_are_balanced_counted_and_leave_one_event_each(tmp_path
     rows = events(tmp_path)
     assert len(rows) == 64 == len({row.event_id for row in rows})
     assert {(row.status, row.error_class, row.num_retries) for row in rows} == {(200, None, 0)}
+    told = {response.header("x-inferloop-identity") for response in responses}
+    assert {row.identity_digest for row in rows} == told and len(told) == 1 and None not in told
 
 
 async def test_kill_9_in_the_middle_of_a_stream(tmp_path: Path) -> None:

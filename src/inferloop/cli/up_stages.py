@@ -153,8 +153,8 @@ class Up:
             self._contract,
             threads=self._options.threads,
             kv_memory_mib=max(_MIN_KV_MIB, self._options.kv_memory_mib),
-            events=str(folder / "events" / "replica-{port}.jsonl"),
-            replica="replica-{port}",
+            events=str(folder / "events" / "replica-{replica}.jsonl"),
+            replica="{replica}",
         )
 
     async def _measure(self, writer: RunWriter, files: ModelFiles, spec: LaunchSpec) -> Measured:
@@ -162,7 +162,9 @@ class Up:
         contract = self._contract
         (writer.path / "events").mkdir(exist_ok=True)
         with self._stage(writer, "replica", "start one replica"):
-            process = await ReplicaProcess.start_ready(spec, log_path=writer.path / "logs" / "measured.log")
+            process = await ReplicaProcess.start_ready(
+                spec, log_path=writer.path / "logs" / "measured.log", replica_id="measured"
+            )
         grace_s = 0.0
         try:
             with self._stage(writer, "protocol", "protocol checks"):

@@ -95,6 +95,8 @@ class GatewayEvent:
     traffic_class: str | None = None
     tenant_hash: str | None = None
     replica: str | None = None
+    identity_digest: str | None = None
+    """As the replica that answered told it; None when none did, or when it does not say."""
     why: str | None = None
     num_retries: int = 0
     resume_points: tuple[int, ...] = ()

@@ -70,7 +70,7 @@ def build_app(
             Route("/metrics", health.metrics, methods=["GET"]),
             Route("/openapi.json", openapi, methods=["GET"]),
         ],
-        middleware=[Middleware(Envelope, replica=config.replica)],
+        middleware=[Middleware(Envelope, replica=config.replica, identity_digest=replica.identity_digest)],
         exception_handlers={
             HTTPException: _http_error,
             InferloopError: _error,

@@ -62,10 +62,15 @@ async def send_error(send: Send, error: Exception) -> None:
 
 
 class Envelope:
-    """Around every endpoint: each response, that of a bug too, carries x-request-id and the replica's name."""
+    """Around every endpoint: each response, that of a bug too, carries x-request-id, the replica's name and the digest
+    of its serving identity."""
 
-    def __init__(self, app: ASGIApp, *, replica: str) -> None:
-        self._app, self._replica = app, replica.encode("latin-1", "replace")
+    def __init__(self, app: ASGIApp, *, replica: str, identity_digest: str) -> None:
+        self._app = app
+        self._told = [
+            (b"x-inferloop-replica", replica.encode("latin-1", "replace")),
+            (b"x-inferloop-identity", identity_digest.encode("ascii")),
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,7 +78,7 @@ class Envelope:
             return
         request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
         scope[REQUEST_ID] = request_id
-        extra = [(b"x-request-id", request_id.encode()), (b"x-inferloop-replica", self._replica)]
+        extra = [(b"x-request-id", request_id.encode()), *self._told]
 
         started = False
 

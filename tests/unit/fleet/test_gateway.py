@@ -125,6 +125,18 @@ async def dies(asked: Asked, talk: Talk) -> None:
     talk.cut()
 
 
+async def test_the_event_names_the_identity_that_the_replica_told(front: Front) -> None:
+    await front.open(says(200, b"{}", "x-inferloop-identity: abc123"))
+    assert (await front.post()).header("x-inferloop-identity") == "abc123"
+    assert (await front.event()).identity_digest == "abc123"
+
+
+async def test_the_event_of_an_unknown_engine_has_no_identity(front: Front) -> None:
+    await front.open(ok)
+    await front.post()
+    assert (await front.event()).identity_digest is None
+
+
 async def test_a_request_and_its_answer_pass_through_unchanged(front: Front) -> None:
     await front.open(says(200, b'{"answer":\t1}', "x-extra: kept", "connection: keep-alive", "date: long ago"))
     body = b'{"not": "parsed", broken'

@@ -38,6 +38,7 @@ from inferloop.fleet.act.gateway.upstream import (
     UpstreamRequest,
     attempt,
     forwarded_headers,
+    told_identity,
 )
 from inferloop.fleet.decide.retry import AttemptOutcome, BudgetConfig, RetryBudget, is_replica_fault, may_retry
 from inferloop.fleet.decide.router import Choice, Router
@@ -73,6 +74,7 @@ class _Account:
     status: int | None = None
     t_first_byte_ns: int | None = None
     replica: str | None = None
+    identity_digest: str | None = None
     why: str | None = None
     num_retries: int = 0
     admission: str = "accepted"
@@ -215,6 +217,7 @@ class Gateway:
                 account.replica, account.why, account.num_retries = lease.replica_id, lease.why, len(tried) - 1
                 upstream = self._upstreams[lease.replica_id]
                 result = await attempt(upstream, request)
+                account.identity_digest = told_identity(result)
                 if isinstance(result, Streaming):
                     await self._relay(result, upstream, account, send)
                     return
@@ -317,6 +320,7 @@ class Gateway:
                 t_last_byte_ns=self._clock.now_ns() if account.t_first_byte_ns is not None else None,
                 service=self._config.service,
                 replica=account.replica,
+                identity_digest=account.identity_digest,
                 why=account.why,
                 num_retries=account.num_retries,
                 admission=account.admission,

@@ -75,6 +75,14 @@ def returned_headers(headers: list[Header]) -> RawHeaders:
     return [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers if n not in _NOT_RETURNED]
 
 
+def told_identity(result: Answer | Streaming | Failed) -> str | None:
+    """The digest of the serving identity that the replica put on its answer."""
+    answer = result.answer if isinstance(result, Failed) else result
+    headers = dict(answer.headers) if answer is not None else {}
+    told = headers.get(b"x-inferloop-identity")
+    return None if told is None else told.decode("latin-1")
+
+
 async def attempt(upstream: Upstream, request: UpstreamRequest) -> Answer | Streaming | Failed:
     """Ask one replica. An event stream is returned when its first bytes are there, so that a replica which dies
     before its first token can still be replaced unseen; everything else is returned whole."""
