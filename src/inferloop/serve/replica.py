@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from inferloop.backends.protocols import GenerateRequest, Generator, Prompt, TextCodec
 from inferloop.core.clock import Clock, RealClock
@@ -15,13 +15,16 @@ from inferloop.records.sink import Sink
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.metrics import Metrics
 
-if TYPE_CHECKING:
-    from inferloop.serve.finish import Attempt
-
 log = logging.getLogger("inferloop.serve")
 
 _WARMUP_RETRY_S = 2.0
 _ABORT_TIMEOUT_S = 5.0
+
+
+class Interruptible(Protocol):
+    """An answer under way; serve.finish.Attempt is one."""
+
+    def interrupt(self, task: asyncio.Task[object], why: str) -> None: ...
 
 
 class Replica:
@@ -49,7 +52,7 @@ class Replica:
             aliases=config.metric_aliases,
         )
         self.metrics.events_lost = lambda: getattr(sink, "num_lost", 0)
-        self.attempts: dict[asyncio.Task[object], Attempt] = {}
+        self.attempts: dict[asyncio.Task[object], Interruptible] = {}
         self.draining = False
         self._warm = False
         self._warm_problem = "no token produced yet"
