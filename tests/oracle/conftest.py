@@ -1,0 +1,166 @@
+"""What the oracle tests share: the real model in fp32, its twin in transformers, prompts, and a plain driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from inferloop.core.request import Sampling
+from inferloop.engine.compute.torch.config import TorchConfig
+from inferloop.engine.compute.torch.runner import TorchRunner
+from inferloop.engine.compute.torch.weights import half_split, load_weights, read_tensor
+from inferloop.engine.schedule.policy import ScheduleConfig
+from inferloop.engine.schedule.scheduler import Scheduler
+from inferloop.engine.schedule.sequence import SequenceSpec
+from inferloop.engine.text.tokenizer import load_tokenizer
+from inferloop.models.resolve import ModelFiles
+
+NUM_NEW = 64
+GREEDY = Sampling(temperature=0.0, max_tokens=NUM_NEW)
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "List three prime numbers.",
+    "Translate 'good morning' into Spanish.",
+    "Explain what a hash table is in two sentences.",
+    "Who wrote Romeo and Juliet?",
+    "Give me a recipe for pancakes.",
+    "What is 12 times 12?",
+    "Is a tomato a fruit? Answer yes or no.",
+    "Name a colour.",
+)
+CONTINUATIONS = (
+    "Once upon a time",
+    "def fibonacci(n):\n    ",
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    '{"name": "Ada", "born": ',
+    "Zürich, São Paulo, 東京 and Київ are",
+    "1, 2, 4, 8, 16,",
+    "SELECT name FROM users WHERE",
+    "A",
+    "Water boils at one hundred degrees. " * 9 + "It freezes at",
+    "In the beginning there was a small village by the river, and in it lived a baker, a smith and a teacher. " * 7,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an engine is put together for one run."""
+
+    deterministic: bool = True
+    max_step_tokens: int = 256
+    max_sequences: int = 8
+    num_blocks: int = 512
+
+
+Generate = Callable[..., list[list[int]]]
+
+
+@pytest.fixture(scope="session")
+def prompts(embedded_model: ModelFiles) -> list[tuple[int, ...]]:
+    """Twenty: ten chats and ten plain texts, from 1 to more than 150 tokens."""
+    tokenizer = load_tokenizer(embedded_model)
+    chats = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in QUESTIONS]
+    texts = [text for pair in zip(chats, CONTINUATIONS, strict=True) for text in pair]
+    return [tuple(tokenizer.encode(text, allow_special=True)) for text in texts]
+
+
+@pytest.fixture(scope="session")
+def twin(embedded_model: ModelFiles) -> Any:
+    """transformers' Llama with the very same dequantized weights, fp32."""
+    header = embedded_model.header
+    shape = header.shape
+    config = transformers.LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.ffn_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context_length,
+        rms_norm_eps=header.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": header.rope.theta},
+        tie_word_embeddings=shape.tied_embeddings,
+        bos_token_id=header.bos_token_id,
+        eos_token_id=list(header.eos_token_ids),
+        pad_token_id=header.eos_token_ids[0],
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    state = {
+        name: torch.from_numpy(half_split(read_tensor(info), info, shape.head_dim))
+        for name, info in header.tensors.items()
+    }
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert set(missing) <= {"lm_head.weight"} and not unexpected
+    model.tie_weights()
+    return model
+
+
+@pytest.fixture(scope="session")
+def reference(twin: Any, prompts: list[tuple[int, ...]], embedded_model: ModelFiles) -> list[list[int]]:
+    """Greedy continuations by transformers, with its own KV cache and padding, in one batch."""
+    eos = embedded_model.header.eos_token_ids
+    width = max(map(len, prompts))
+    ids = torch.tensor([[eos[0]] * (width - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    with torch.inference_mode():
+        out = twin.generate(ids, attention_mask=mask, max_new_tokens=NUM_NEW, do_sample=False)
+    answers = []
+    for row in out[:, width:].tolist():
+        end = next((i + 1 for i, token in enumerate(row) if token in eos), len(row))
+        answers.append(row[:end])
+    return answers
+
+
+@pytest.fixture(scope="session")
+def generate(embedded_model: ModelFiles) -> Generate:
+    """generate(prompts, options, sampling=...) -> tokens of each; sampling may be one for all or one each."""
+    header = embedded_model.header
+    weights = load_weights(header, dtype=torch.float32, device=torch.device("cpu"))
+
+    def run(
+        prompts: Sequence[tuple[int, ...]],
+        options: Options,
+        sampling: Sampling | Sequence[Sampling] = GREEDY,
+        preempted: list[int] | None = None,
+    ) -> list[list[int]]:
+        config = TorchConfig(dtype="fp32", deterministic=options.deterministic, num_blocks=options.num_blocks)
+        runner = TorchRunner(header, weights, config)
+        scheduler = Scheduler(
+            ScheduleConfig(
+                vocab_size=runner.info.vocab_size,
+                context_length=runner.info.context_length,
+                block_size=runner.info.block_size,
+                num_blocks=runner.info.num_blocks,
+                eos_token_ids=header.eos_token_ids,
+                max_step_tokens=options.max_step_tokens,
+                max_sequences=options.max_sequences,
+            )
+        )
+        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
+        for i, (prompt, wanted) in enumerate(zip(prompts, each, strict=True)):
+            scheduler.add(SequenceSpec(str(i), prompt, wanted, seed=(wanted.seed or 0) % 2**64))
+        answers: list[list[int]] = [[] for _ in prompts]
+        while scheduler.request_ids:
+            plan = scheduler.schedule()
+            assert plan is not None
+            runner.submit(plan)
+            for update in scheduler.commit(plan, runner.wait()):
+                answers[int(update.request_id)] += update.token_ids
+        scheduler.check()
+        if preempted is not None:
+            preempted.append(scheduler.num_preemptions)
+        return answers
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def options() -> type[Options]:
+    return Options

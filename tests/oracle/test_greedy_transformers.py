@@ -1,0 +1,46 @@
+"""Greedy answers of the real model equal those of transformers, token for token, however they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from inferloop.core.request import Sampling
+
+Prompts = list[tuple[int, ...]]
+Generate = Callable[..., list[list[int]]]
+
+
+def test_alone(generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]]) -> None:
+    assert generate(prompts, options(deterministic=False, max_sequences=1)) == reference
+
+
+@pytest.mark.parametrize("chunk", [256, 64])
+def test_in_a_batch_of_eight(
+    chunk: int, generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]]
+) -> None:
+    assert generate(prompts, options(max_step_tokens=chunk)) == reference
+
+
+def test_in_chunks_of_seven(generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]]) -> None:
+    """The budget of a step is seven tokens, so eight sequences take turns and prompts wait for gaps."""
+    some = range(0, len(prompts), 3)
+    got = generate([prompts[i] for i in some], options(max_step_tokens=7))
+    assert got == [reference[i] for i in some]
+
+
+def test_one_token_at_a_time(generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]]) -> None:
+    few = [i for i, prompt in enumerate(prompts) if len(prompt) < 12][:4]
+    assert len(few) == 4
+    short = Sampling(temperature=0.0, max_tokens=24)
+    got = generate([prompts[i] for i in few], options(max_step_tokens=1), short)
+    assert got == [reference[i][:24] for i in few]
+
+
+def test_with_preemption(generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]]) -> None:
+    preempted: list[int] = []
+    got = generate(prompts, options(num_blocks=20), preempted=preempted)
+    assert got == reference
+    assert preempted[0] > 0
