@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, settings
 
 from inferloop.models.resolve import ModelFiles, resolve
 
+# Must stand before torch is first imported: barriers that spin starve everybody on shared cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 # The same examples on every machine and in every run: a failure can be repeated, and a busy machine is no failure.
 settings.register_profile("inferloop", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("inferloop")
