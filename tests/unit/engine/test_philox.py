@@ -41,6 +41,8 @@ def test_a_subset_has_the_noise_it_has_among_all() -> None:
     everything = philox.gumbel(7, 3, np.arange(1000))
     some = np.array([999, 0, 17, 18])
     assert (philox.gumbel(7, 3, some) == everything[some]).all()
+    seed, position = 2**63 + 5, 2**35 + 1
+    assert (philox.gumbel_all(seed, position, 1001) == philox.gumbel(seed, position, np.arange(1001))).all()
 
 
 def test_log_is_accurate_to_the_last_bits() -> None:

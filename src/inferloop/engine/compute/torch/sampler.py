@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inferloop.engine.compute.philox import GUMBEL_MAX, GUMBEL_MIN
+from inferloop.engine.compute.philox import GUMBEL_MAX, GUMBEL_MIN, gumbel_all
 from inferloop.engine.compute.torch.noise import gumbel
 from inferloop.engine.schedule.step import Float32, Int32, Int64, StepPlan, TokenLogprob
 
 _REACH = GUMBEL_MAX - GUMBEL_MIN
+_DENSE_SHARE = 16
+"""On CPU, when more than one in so many entries survive, the noise of the whole vocabulary is cheaper."""
 _TOP_P_FIRST = 1024
 """How many of the largest logits are looked at before all are sorted to find where top-p cuts."""
 
@@ -104,12 +106,18 @@ def _draw(logits: Tensor, plan: StepPlan, rows: SampleRows, random: Int64) -> Te
     owners = rows.owners[random]
     scaled = logits / torch.from_numpy(columns.temperature[owners]).to(device)[:, None]
     threshold = _threshold(scaled, columns.top_k[owners], columns.top_p[owners], columns.min_p[owners])
-    which, ids = torch.nonzero(scaled >= threshold[:, None], as_tuple=True)
+    survives = scaled >= threshold[:, None]
+    noisy = torch.full_like(scaled, float("-inf"))
+    if device.type == "cpu" and int(survives.sum()) * _DENSE_SHARE > survives.numel():
+        for row, (seed, position) in enumerate(zip(columns.seed[owners], rows.positions[random], strict=True)):
+            noise = torch.from_numpy(gumbel_all(int(seed), int(position), scaled.shape[1]))
+            noisy[row] = torch.where(survives[row], scaled[row] + noise, float("-inf"))
+        return noisy.max(-1).indices
+    which, ids = torch.nonzero(survives, as_tuple=True)
     seeds = torch.from_numpy(columns.seed[owners].view(np.int64)).to(device)
     positions = torch.from_numpy(rows.positions[random]).to(device)
-    noisy = torch.full_like(scaled, float("-inf"))
     noisy[which, ids] = scaled[which, ids] + gumbel(seeds[which], positions[which], ids)
-    return noisy.argmax(-1)
+    return noisy.max(-1).indices
 
 
 def _threshold(scaled: Tensor, top_k: Int32, top_p: Float32, min_p: Float32) -> Tensor:
