@@ -166,3 +166,34 @@ def test_loading_tells_its_progress(tmp_path: Path) -> None:
         progress=lambda n, of: seen.append((n, of)),
     )
     assert seen[-1][0] == seen[-1][1] == len(seen)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_drafts_change_the_number_of_steps_and_nothing_else(temperature: float, tmp_path: Path) -> None:
+    make_model(tmp_path)
+    runner = load(tmp_path, deterministic=True)
+    wanted = Sampling(temperature=temperature, max_tokens=20, frequency_penalty=0.3, num_logprobs=1)
+
+    def generate(truth: list[int] | None) -> tuple[list[int], list[float], int]:
+        scheduler = Scheduler(ScheduleConfig(vocab_size=VOCAB, context_length=128, block_size=8, num_blocks=32))
+        scheduler.add(SequenceSpec("a", (5, 6, 7), wanted, seed=9))
+        tokens, logprobs, num_steps = list[int](), list[float](), 0
+        while scheduler.request_ids:
+            if truth is not None and tokens:
+                right = truth[len(tokens) : len(tokens) + num_steps % 4]
+                scheduler.propose("a", (*right, 0, 1))
+            plan = scheduler.schedule()
+            assert plan is not None
+            runner.submit(plan)
+            for update in scheduler.commit(plan, runner.wait()):
+                assert update.logprobs is not None and len(update.logprobs) == len(update.token_ids)
+                tokens += update.token_ids
+                logprobs += [value.chosen for value in update.logprobs]
+            num_steps += 1
+        return tokens, logprobs, num_steps
+
+    tokens, logprobs, num_steps = generate(None)
+    drafted_tokens, drafted_logprobs, num_drafted_steps = generate(tokens)
+    assert drafted_tokens == tokens
+    assert drafted_logprobs == logprobs
+    assert num_drafted_steps < num_steps
