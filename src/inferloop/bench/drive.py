@@ -78,8 +78,8 @@ async def drive(
     `on_done(index, timing)` is called as each ends, in any order; what it raises ends the window and is raised here.
     `stop_when(timings)`, asked after each, ends the window early. Cancelling the call cancels every request and raises.
     """
-    run = _Run(requests, client, options, on_done, stop_when, clock or RealClock())
-    with _quiet_collector():
+    with _quiet_collector():  # its collection comes before the window, and before the budget starts to run
+        run = _Run(requests, client, options, on_done, stop_when, clock or RealClock())
         try:
             await {"serial": run.serial, "burst": run.burst, "open": run.open}[mode]()
         finally:
