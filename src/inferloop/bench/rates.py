@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from inferloop.measure.frontier import FrontierPoint
+from inferloop.measure.frontier import FrontierPoint, margin_crossing
 
 FIRST_SHARE = 0.7
 _CLOSE_ENOUGH = 1.15
@@ -41,16 +41,9 @@ def next_rate(
     if high.offered_qps / low.offered_qps <= _CLOSE_ENOUGH:
         return None
     middle = math.sqrt(low.offered_qps * high.offered_qps)
-    crossing = _crossing(low, high)
+    crossing = margin_crossing(low, high)
     if crossing is None:
         return middle
     # Keep off the ends: a point there would narrow nothing.
     edge = math.sqrt(math.sqrt(high.offered_qps / low.offered_qps))
     return min(max(crossing, low.offered_qps * edge), high.offered_qps / edge)
-
-
-def _crossing(low: FrontierPoint, high: FrontierPoint) -> float | None:
-    a, b = low.margin, high.margin
-    if a is None or b is None or not math.isfinite(a) or not math.isfinite(b) or not a > 0 > b:
-        return None
-    return low.offered_qps + (high.offered_qps - low.offered_qps) * a / (a - b)

@@ -48,16 +48,6 @@ class Frontier:
     def of(cls, points: Iterable[FrontierPoint]) -> Frontier:
         return cls(tuple(sorted(points, key=lambda p: p.offered_qps)))
 
-    def hull(self) -> tuple[FrontierPoint, ...]:
-        """The points at which more load gave more completed work than at every lower rate."""
-        best, kept = -math.inf, []
-        for point in self.points:
-            done = point.achieved_qps
-            if done is not None and done > best:
-                best = done
-                kept.append(point)
-        return tuple(kept)
-
     def capacity(self) -> Capacity:
         """The highest rate that keeps the objective, bracketed by the first that does not.
 
@@ -75,11 +65,14 @@ class Frontier:
             doubtful = [p for p in self.points if p.verdict != "fail" and p.offered_qps < ceiling]
             if doubtful or first_fail is None:
                 return Capacity(0.0, 0.0, high, "undecided", monotone, "no rate could be certified")
-            return Capacity(0.0, 0.0, high, "none", monotone, "no measured rate passes")
+            why = "no measured rate passes"
+            if passing:
+                why = f"{high:.3g} queries/s failed; that {passing[0].offered_qps:.3g} queries/s passed is not believed"
+            return Capacity(0.0, 0.0, high, "none", monotone, why)
         last = below[-1]
         if first_fail is None:
             return Capacity(last.offered_qps, last.offered_qps, None, "measured", monotone, "no measured rate failed")
-        crossing = _crossing(last, first_fail)
+        crossing = margin_crossing(last, first_fail)
         if crossing is None:
             return Capacity(last.offered_qps, last.offered_qps, high, "measured", monotone, "highest rate that passes")
         return Capacity(
@@ -87,10 +80,10 @@ class Frontier:
         )
 
 
-def _crossing(low: FrontierPoint, high: FrontierPoint) -> float | None:
-    if low.margin is None or high.margin is None or not math.isfinite(low.margin) or not math.isfinite(high.margin):
+def margin_crossing(low: FrontierPoint, high: FrontierPoint) -> float | None:
+    """The rate between the two at which a straight line through their margins is zero; None when the margins do not
+    tell (unknown, infinite, or not of opposite sign)."""
+    a, b = low.margin, high.margin
+    if a is None or b is None or not math.isfinite(a) or not math.isfinite(b) or not a > 0 > b:
         return None
-    if low.margin <= 0 or high.margin >= 0:
-        return None
-    share = low.margin / (low.margin - high.margin)
-    return low.offered_qps + (high.offered_qps - low.offered_qps) * share
+    return low.offered_qps + (high.offered_qps - low.offered_qps) * a / (a - b)

@@ -56,11 +56,6 @@ def percentile(ordered: Sequence[float], q: float, *, num_independent: int | Non
     return Percentile(q, n, None if missing else quantile(ordered, q), missing)
 
 
-def certified(num_samples: int, q: float, *, confidence: float = CONFIDENCE) -> bool:
-    """Whether `num_samples` suffice to publish the q-quantile."""
-    return num_samples >= min_samples(q, confidence)
-
-
 @lru_cache(maxsize=256)
 def min_samples(q: float, confidence: float = CONFIDENCE) -> int:
     """The smallest n with P(Binomial(n, 1-q) <= 1) <= 1 - confidence."""

@@ -58,6 +58,13 @@ def test_several_replicas_are_judged_at_the_share_that_each_gets() -> None:
     assert gates.objective_gate("fail", ("slow",), frontier, 4.5).verdict == "fail"
 
 
+def test_a_pass_above_a_failing_rate_proves_no_share() -> None:
+    """The peak itself failed on this one replica; that a higher rate once passed is noise."""
+    frontier = Frontier.of([point(1.0, "pass"), point(2.0, "fail"), point(2.6, "pass")])
+    assert gates.objective_gate("fail", ("slow",), frontier, 2.0).verdict == "fail"
+    assert gates.objective_gate("fail", ("slow",), frontier, 1.0).verdict == "pass"
+
+
 def test_a_void_peak_stays_void_whatever_the_frontier_says() -> None:
     assert gates.objective_gate("void", ("late",), Frontier.of([point(9.0, "pass")]), 1.0).verdict == "void"
 

@@ -47,6 +47,7 @@ def test_a_pass_above_a_failure_is_not_believed() -> None:
     assert (c.low, c.high, c.monotone) == (1.0, 2.0, False)
 
 
-def test_hull_drops_rates_that_completed_less() -> None:
-    points = [FrontierPoint(r, a, None, "pass", None) for r, a in ((1.0, 1.0), (2.0, 2.0), (4.0, 1.5), (8.0, None))]
-    assert [p.offered_qps for p in Frontier.of(points).hull()] == [1.0, 2.0]
+def test_a_pass_above_a_failure_is_told_when_nothing_below_passes() -> None:
+    c = Frontier.of([point(1, "fail", -0.1), point(2, "pass", 0.5)]).capacity()
+    assert (c.qps, c.method, c.monotone) == (0.0, "none", False)
+    assert "2 queries/s passed" in c.reason
