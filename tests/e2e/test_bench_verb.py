@@ -36,7 +36,7 @@ def command(tmp_path: Path, contract: dict[str, Any], *more: str) -> list[str]:
 
 
 def test_a_pass_prints_one_object_and_leaves_a_report(tmp_path: Path) -> None:
-    words = command(tmp_path, CONTRACT, "--json", "--points", "1", "--budget", "20")
+    words = command(tmp_path, CONTRACT, "--json", "--points", "1", "--budget-s", "20")
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)

@@ -1,1 +1,1 @@
-"""One file per verb. `wire` alone reads the environment and picks implementations."""
+"""One file per verb. `wire` alone picks implementations; `common` declares the options that the environment may set."""

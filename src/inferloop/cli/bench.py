@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inferloop.cli.common import JsonOption, RunsDirOption, is_interactive, print_json, run_async, stderr, stdout, verb
+from inferloop.cli.common import (
+    CacheDirOption,
+    JsonOption,
+    RunsDirOption,
+    is_interactive,
+    print_json,
+    run_async,
+    stderr,
+    stdout,
+    verb,
+)
 
 if TYPE_CHECKING:
     from inferloop.bench.result import BenchResult
@@ -26,7 +36,7 @@ def bench(
     model: Annotated[
         str | None, typer.Option(help="Model name to ask for; default: the only one there is.", show_default=False)
     ] = None,
-    budget_s: Annotated[float, typer.Option("--budget", min=5.0, help="Seconds the measurement may take.")] = 180.0,
+    budget_s: Annotated[float, typer.Option("--budget-s", min=5.0, help="Seconds the measurement may take.")] = 180.0,
     points: Annotated[int, typer.Option(min=0, max=50, help="Most rates to try between serial and burst.")] = 5,
     peak: Annotated[
         float | None, typer.Option(min=0.0, help="Rate to judge at; default: the contract's peak.", show_default=False)
@@ -40,6 +50,7 @@ def bench(
         bool, typer.Option(help="Ask for answers of exactly the sampled length; hosted APIs refuse this.")
     ] = True,
     runs_dir: RunsDirOption = Path("runs"),
+    cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Measure serial, burst, the rates between them and the contract's peak; write a run folder.
@@ -60,7 +71,7 @@ def bench(
     told = {"contract_text": contract.read_text(), "target": target}
 
     async def main(writer: RunWriter) -> BenchResult:
-        async with wire.target(target, loaded, log_dir=writer.path) as t:
+        async with wire.target(target, loaded, log_dir=writer.path, cache_dir=cache_dir) as t:
             with _Bars() as bars:
                 return await run_bench(loaded, t.url, model or t.model, t.codec, options, writer, bars.tell)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inferloop.cli.common import JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
+from inferloop.cli.common import CacheDirOption, JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
 
 if TYPE_CHECKING:
     from inferloop.cli.up_stages import Outcome
@@ -36,6 +36,7 @@ def up(
     ] = None,
     kv_memory_mib: Annotated[int, typer.Option(min=16, help="KV memory of one replica.")] = 256,
     runs_dir: RunsDirOption = Path("runs"),
+    cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Fetch the model, start a replica, check its answers, measure its frontier, size the fleet, run it behind a
@@ -59,6 +60,7 @@ def up(
         failure_headroom=failure_headroom,
         threads=threads or len(os.sched_getaffinity(0)),
         kv_memory_mib=kv_memory_mib,
+        cache_dir=cache_dir,
     )
     job = Up(options, Narrator(stderr, RealClock()), lambda folder: write_report(open_run(folder)))
 

@@ -53,6 +53,7 @@ class UpOptions:
     failure_headroom: int
     threads: int
     kv_memory_mib: int
+    cache_dir: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class Up:
         def progress(stage: str, done: int, total: int) -> None:
             self._narrator.glance(f"{stage} {human_bytes(done)} of {human_bytes(total)}")
 
-        return await wire.open_model(self._contract.model.id, progress)
+        return await wire.open_model(self._contract.model.id, self._options.cache_dir, progress)
 
     def _memory_gate(self, files: ModelFiles) -> Gate:
         """Refuse before anything is started what would be killed once it is."""
@@ -151,6 +152,7 @@ class Up:
     def _spec(self, folder: Path) -> LaunchSpec:
         return wire.embedded_spec(
             self._contract,
+            self._options.cache_dir,
             threads=self._options.threads,
             kv_memory_mib=max(_MIN_KV_MIB, self._options.kv_memory_mib),
             events=str(folder / "events" / "replica-{replica}.jsonl"),

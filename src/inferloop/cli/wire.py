@@ -1,11 +1,10 @@
-"""The only place that reads the environment and picks implementations; verbs ask here for what they work on."""
+"""The only place that picks implementations; verbs ask here for what they work on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,18 +26,6 @@ DEFAULT_DTYPE = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What the environment says: INFERLOOP_CACHE_DIR moves the model cache."""
-
-    cache_dir: Path | None
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
-        cache = env.get("INFERLOOP_CACHE_DIR")
-        return cls(Path(cache) if cache else None)
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
     """A server that is up. `model` None: the only one it lists. `codec` is the model's own tokenizer when its files
     are known to be here; None: ask the server's /tokenize."""
@@ -48,11 +35,11 @@ class Target:
     codec: PromptCodec | None = None
 
 
-async def open_model(model_id: str, progress: Progress | None = None) -> ModelFiles:
+async def open_model(model_id: str, cache_dir: Path | None, progress: Progress | None = None) -> ModelFiles:
     """The model's files, fetched when need be; off the event loop. Raises what models.resolve raises."""
     from inferloop.models.resolve import resolve
 
-    return await asyncio.to_thread(resolve, model_id, cache_dir=Settings.from_env().cache_dir, progress=progress)
+    return await asyncio.to_thread(resolve, model_id, cache_dir=cache_dir, progress=progress)
 
 
 def compute_dtype(contract: Contract) -> str:
@@ -71,16 +58,18 @@ def compute_dtype(contract: Contract) -> str:
     return parts.pop() or DEFAULT_DTYPE if parts else DEFAULT_DTYPE
 
 
-def embedded_spec(contract: Contract, *, threads: int | None = None, **options: Value) -> LaunchSpec:
+def embedded_spec(contract: Contract, cache_dir: Path | None, **options: Value) -> LaunchSpec:
     """How to start one replica of our own engine for a contract; `options` are flags of `inferloop serve`."""
     from inferloop.backends.serve_process import launch_spec
 
-    named: dict[str, Value] = {"dtype": compute_dtype(contract), "threads": threads, "service": contract.service}
+    named: dict[str, Value] = {"dtype": compute_dtype(contract), "service": contract.service}
+    if cache_dir is not None:
+        named["cache_dir"] = str(cache_dir)
     return launch_spec(contract.model.id, {**named, **options})
 
 
 @contextlib.asynccontextmanager
-async def target(name: str, contract: Contract, *, log_dir: Path) -> AsyncIterator[Target]:
+async def target(name: str, contract: Contract, *, log_dir: Path, cache_dir: Path | None) -> AsyncIterator[Target]:
     """A URL as it is, or a backend launched for as long as the context lasts.
 
     Raises UsageError for a name that is neither, LaunchError when it does not get ready.
@@ -97,8 +86,8 @@ async def target(name: str, contract: Contract, *, log_dir: Path) -> AsyncIterat
 
     codec: PromptCodec | None = None
     if name == "embedded":
-        codec = await asyncio.to_thread(Codec, await open_model(contract.model.id))
-        spec = embedded_spec(contract)
+        codec = await asyncio.to_thread(Codec, await open_model(contract.model.id, cache_dir))
+        spec = embedded_spec(contract, cache_dir)
     else:
         spec = launch_spec(contract.model.id, backend="scripted")
     async with launched(spec, log_path=log_dir / f"{name}.log") as url:
