@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from inferloop.core.digest import plain
 from inferloop.core.slo import LATENCY_METRICS
 from inferloop.core.units import NS_PER_S
 from inferloop.measure.quantiles import min_samples, percentile, quantile
 from inferloop.measure.samples import CENSORED, Samples, collect, concerns_service, is_failure
+from inferloop.measure.stutter import Stutter, stutter
 from inferloop.measure.timing import RequestTiming, schedule_delay_ms
 
 Mode = Literal["serial", "burst", "open"]
@@ -93,12 +95,13 @@ class PointSummary:
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    stutter: Stutter | None
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            out[field.name] = value.as_json() if isinstance(value, Latency) else value
+            out[field.name] = value.as_json() if isinstance(value, Latency) else plain(value)
         return out
 
 
@@ -129,6 +132,7 @@ def summarize(requests: Sequence[RequestTiming], *, mode: Mode, offered_qps: flo
         num_input_tokens=sum(r.num_input_tokens for r in requests),
         num_output_tokens=sum(r.num_output_tokens for r in requests),
         num_cached_tokens=sum(r.num_cached_tokens for r in requests),
+        stutter=stutter(requests),
         **latencies,
     )
 

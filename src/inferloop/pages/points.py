@@ -64,6 +64,28 @@ def percentiles_table(points: Sequence[Json]) -> Markup:
     return grouped_table(caption, columns, groups)
 
 
+def stutter_table(points: Sequence[Json]) -> Markup | None:
+    """How many answers stop where a reader notices. None for runs that did not record it."""
+    rows: list[list[Child]] = []
+    for p in points:
+        seen = mapping(p.get("stutter"))
+        if seen:
+            shares = [percent(seen.get(name)) for name in ("gap_share", "expected", "observed")]
+            rows.append([point_name(p), number(seen.get("num_answers")), number(seen.get("num_gaps_median")), *shares])
+    if not rows:
+        return None
+    stall = number(next(mapping(p["stutter"]).get("stall_ms") for p in points if p.get("stutter")))
+    columns = [
+        Column("Load"),
+        Column("Answers", True),
+        Column("Gaps per answer T", True),
+        Column("Slow gaps p", True),
+        Column("1\u2212(1\u2212p)^T", True),
+        Column("Answers that stalled", True),
+    ]
+    return table(f"Stutter: pauses of more than {stall} ms between chunks", columns, rows)
+
+
 def errors_table(points: Sequence[Json]) -> Markup:
     """Requests that did not succeed, by class and point."""
     rows: list[list[Child]] = [
