@@ -56,7 +56,8 @@ class TokenUpdate:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot, consistent as of the last step. Counters never decrease."""
+    """A snapshot. Whoever was submitted and has not ended is running or waiting, also while a step hangs; the rest is
+    as of the last step begun. Counters never decrease."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -146,10 +147,6 @@ class Engine:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def check_request(self, request: TokenRequest) -> None:
-        """Raises RequestError or ContextLengthError for what can never be served. No side effect, any thread."""
-        resolve_max_tokens(self._config, _spec_of(request))
-
     def submit(self, request: TokenRequest) -> None:
         """Queue a request. Any thread.
 
@@ -181,13 +178,13 @@ class Engine:
     def stats(self) -> EngineStats:
         with self._changed:
             alive = self._failure is None and not self._stopping and self._thread.is_alive()
-            return replace(self._stats, alive=alive)
+            return replace(self._stats, num_waiting=len(self._tracked) - self._stats.num_running, alive=alive)
 
     def _run(self) -> None:
         try:
             while self._drain_doors():
                 self._step()
-        except Exception as error:
+        except BaseException as error:  # a panic of native code is no Exception
             _log.exception("the engine failed")
             self._fail(error)
 
@@ -238,6 +235,8 @@ class Engine:
             if tracked.t_preempted_ns is not None:
                 tracked.preempted_ns += now_ns - tracked.t_preempted_ns
                 tracked.t_preempted_ns = None
+        with self._changed:
+            self._update_stats()
 
     def _token_update(self, update: SequenceUpdate, t_ns: int) -> TokenUpdate:
         tracked = self._tracked[update.request_id]
@@ -302,7 +301,6 @@ class Engine:
             tracked.started = True
         self._stats = EngineStats(
             num_running=scheduler.num_running if self._failure is None else 0,
-            num_waiting=scheduler.num_waiting + len(self._inbox) if self._failure is None else 0,
             step_counter=before.step_counter + num_steps,
             kv_blocks_total=scheduler.num_blocks_total,
             kv_blocks_used=scheduler.num_blocks_used if self._failure is None else 0,

@@ -48,19 +48,23 @@ class Inbox:
 
 
 class GatedRunner(EchoRunner):
-    """Each step waits for a permit, so that a test decides what has happened when; `break_at` raises in that step."""
+    """Each step tells that it was entered and waits for a permit, so that a test decides what has happened when;
+    `break_at` raises in that step."""
+
+    failure: type[BaseException] = RuntimeError
 
     def __init__(self, break_at: int | None = None, **options: int) -> None:
         super().__init__(**options)
-        self.permits = threading.Semaphore(0)
+        self.permits, self.entered = threading.Semaphore(0), threading.Semaphore(0)
         self.break_at = break_at
 
     def submit(self, plan: StepPlan) -> None:
         if plan.step_id == self.break_at:
-            raise RuntimeError("out of luck")
+            raise self.failure("out of luck")
         super().submit(plan)
 
     def wait(self) -> StepResult:
+        self.entered.release()
         assert self.permits.acquire(timeout=PATIENCE_S)
         return super().wait()
 
@@ -126,8 +130,33 @@ def test_queue_of_one_and_twelve_clients_all_get_an_answer_at_once(inbox: Inbox)
     engine.stop()
 
 
-def test_a_failing_runner_ends_everybody_with_an_error(inbox: Inbox) -> None:
+def test_who_waits_for_a_step_that_hangs_is_seen(inbox: Inbox) -> None:
+    runner = GatedRunner()
+    engine = Engine(runner, EngineConfig(max_sequences=1), RealClock(), inbox)
+    engine.start()
+    for i, name in enumerate(("running", "waiting"), start=1):
+        engine.submit(request(name, max_tokens=1))
+        stats = engine.stats()
+        assert stats.num_running + stats.num_waiting == i
+    runner.entered.acquire(timeout=PATIENCE_S)
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.step_counter) == (1, 1, 0)
+    assert stats.kv_blocks_used > 0
+    runner.permits.release(2)
+    inbox.wait_end("running", "waiting")
+    engine.stop()
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+
+
+class Panic(BaseException):
+    """What a panic of native code arrives as."""
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, Panic])
+def test_a_failing_runner_ends_everybody_with_an_error(inbox: Inbox, failure: type[BaseException]) -> None:
     runner = GatedRunner(break_at=3)
+    runner.failure = failure
     engine = Engine(runner, EngineConfig(max_sequences=1), RealClock(), inbox)
     engine.start()
     for name in ("running", "waiting"):
