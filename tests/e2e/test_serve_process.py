@@ -121,6 +121,7 @@ def test_port_in_use_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
         (["m", "--backend", "scripted", "--script", "tpot_ms=-1"], 2, "not negative"),
         (["m", "--backend", "scripted", "--capture", "text"], 2, "--events"),
         (["m", "--backend", "scripted", "--events", "/proc/nope/e.jsonl"], 2, "cannot write events"),
+        (["m", "--backend", "scripted", "--port-file", "/no/such/folder/port"], 2, "/no/such/folder does not exist"),
         (["m", "--backend", "scripted", "--host", "192.0.2.1"], 3, "192.0.2.1"),
     ],
 )

@@ -44,22 +44,31 @@ def is_interactive() -> bool:
 def verb(function: Callable[P, None]) -> Callable[P, None]:
     """Turn our typed errors into a line on stderr and the documented exit code; Ctrl-C into 130.
 
-    With `json_output=True` among the arguments the error is also an object on stdout, so that a script always
-    gets JSON.
+    With `json_output=True` among the arguments every failure is also an object on stdout, our own faults too, so that
+    a script always gets JSON.
     """
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        def failed(kind: str, message: str) -> None:
+            if kwargs.get("json_output"):
+                print_json({"error": {"type": kind, "message": message}})
+
         try:
             function(*args, **kwargs)
         except InferloopError as error:
             stderr.print(f"[bold red]error:[/] {_escape(str(error))}")
-            if kwargs.get("json_output"):
-                print_json({"error": {"type": type(error).__name__, "message": str(error)}})
+            failed(type(error).__name__, str(error))
             raise typer.Exit(error.exit_code) from None
         except (KeyboardInterrupt, asyncio.CancelledError):
             stderr.print("interrupted")
+            failed("Interrupted", "interrupted")
             raise typer.Exit(EXIT_INTERRUPTED) from None
+        except (typer.Exit, BrokenPipeError):
+            raise
+        except Exception as error:
+            failed(type(error).__name__, str(error))
+            raise
 
     return wrapper
 

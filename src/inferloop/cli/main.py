@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from typing import cast
+
 import typer
 
 from inferloop.cli.bench import bench
 from inferloop.cli.check import check
+from inferloop.cli.common import print_json
 from inferloop.cli.eval import eval as eval_verb
 from inferloop.cli.models import app as models_app
 from inferloop.cli.report import report
@@ -16,19 +20,32 @@ app = typer.Typer(
     name="inferloop",
     help="A workload contract goes in; a measured, sized, running and observed inference service comes out.",
     no_args_is_help=True,
+    rich_markup_mode=None,  # boxes cut long options at 80 columns and turn up in logs
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-app.command()(check)
-app.command()(up)
-app.command()(serve)
-app.command()(bench)
-app.command(name="eval")(eval_verb)
-app.command()(report)
-app.add_typer(models_app, name="models")
+app.command(short_help="Validate a contract; show what has evidence.")(check)
+app.command(short_help="The main job: from a contract to a proven service.")(up)
+app.command(short_help="One OpenAI-compatible replica.")(serve)
+app.command(short_help="The frontier of one replica, into a run folder.")(bench)
+app.command(name="eval", short_help="Run a quality suite against a service.")(eval_verb)
+app.command(short_help="One HTML file for any run folder.")(report)
+app.add_typer(models_app, name="models", short_help="List, fetch and verify the models known by name.")
+
+
+_WrongUse = cast(type[Exception], typer.BadParameter.__mro__[1])
+"""The command line does not parse. Typer carries this class but does not export it."""
 
 
 def run() -> None:
-    app()
+    """Exits with the verb's code; with 2, and an object on stdout under --json, when the command line is wrong."""
+    try:
+        code = app(standalone_mode=False)
+    except _WrongUse as error:
+        error.show()  # type: ignore[attr-defined]
+        if "--json" in sys.argv[1:]:
+            print_json({"error": {"type": "UsageError", "message": error.format_message()}})  # type: ignore[attr-defined]
+        sys.exit(2)
+    sys.exit(code or 0)

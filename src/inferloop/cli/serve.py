@@ -80,6 +80,9 @@ def serve(
     drain_timeout_s: Annotated[
         float, typer.Option(min=0, help="On SIGTERM, how long running requests may take.")
     ] = 30.0,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one object on stdout if it fails, too; the bound port always is one.")
+    ] = False,
 ) -> None:
     """Serve one model over the OpenAI API. SIGTERM drains: /health/ready turns 503, running requests finish.
 
@@ -90,6 +93,8 @@ def serve(
 
     if capture is not Capture.none and events is None:
         raise UsageError("--capture needs --events, which says where to")
+    if port_file is not None and not port_file.parent.is_dir():
+        raise UsageError(f"--port-file {port_file}: the folder {port_file.parent} does not exist")
     if script and backend is not Backend.scripted:
         raise UsageError("--script needs --backend scripted")
     named: dict[str, Any] = {} if replica is None else {"replica": replica}

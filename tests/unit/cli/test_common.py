@@ -30,8 +30,14 @@ def fail(kind: str, json_output: JsonOption = False) -> None:
 
 @app.command()
 @verb
-def interrupt() -> None:
+def interrupt(json_output: JsonOption = False) -> None:
     raise KeyboardInterrupt
+
+
+@app.command()
+@verb
+def crash(json_output: JsonOption = False) -> None:
+    raise ZeroDivisionError("ours")
 
 
 @pytest.mark.parametrize(("kind", "code"), [("contract", 2), ("model", 3), ("void", 4)])
@@ -52,6 +58,17 @@ def test_markup_in_a_message_is_printed_as_it_is(capsys: pytest.CaptureFixture[s
     ERRORS["markup"] = ModelFileError("no file [red]x[/red] here")
     result = CliRunner().invoke(app, ["fail", "markup"])
     assert "[red]x[/red]" in result.stderr
+
+
+def test_our_own_fault_is_an_object_and_keeps_its_traceback() -> None:
+    result = CliRunner().invoke(app, ["crash", "--json"])
+    assert json.loads(result.stdout)["error"] == {"type": "ZeroDivisionError", "message": "ours"}
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_an_interrupt_is_an_object_too() -> None:
+    result = CliRunner().invoke(app, ["interrupt", "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["error"]["type"]) == (EXIT_INTERRUPTED, "Interrupted")
 
 
 def test_an_interrupt_exits_with_130() -> None:
