@@ -8,10 +8,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from inferloop.bench.result import BenchPoint
+from inferloop.cli.common import stdout
 from inferloop.cli.gates import Gate
 from inferloop.measure.summary import Latency
 from inferloop.measure.verdict import SloVerdict
 
+_ROOMY = 92
+"""Columns from which the frontier has room for wider gaps."""
 _COLOURS = {"pass": "green", "fail": "red", "void": "red", "inconclusive": "yellow", "not declared": "dim"}
 
 
@@ -24,10 +27,11 @@ def coloured(verdict: str) -> str:
 def frontier_table(points: Sequence[BenchPoint]) -> Table:
     """One row per load level, in the order in which they were measured."""
     table = _table("Frontier of one replica (ms; a dash is not certifiable with that many requests)")
+    table.padding = (0, 2 if stdout.width >= _ROOMY else 1, 0, 0)
     columns = ("point", "offered/s", "done/s", "n", "tok/s", "TTFT p50", "p95", "TPOT p50", "p95", "TTLT p95", "errors")
     for name in columns:
-        table.add_column(name, justify="left" if name == "point" else "right")
-    table.add_column("verdict")
+        table.add_column(name.replace(" ", "\n").replace("/", "\n/"), justify="left" if name == "point" else "right")
+    table.add_column("verdict", no_wrap=True)
     for p in points:
         s = p.summary
         table.add_row(
@@ -71,7 +75,10 @@ def _table(title: str) -> Table:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    """Three significant digits, never an exponent: a rate or milliseconds."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _latency(latency: Latency, *names: str) -> list[str]:

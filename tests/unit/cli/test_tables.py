@@ -1,0 +1,56 @@
+"""What people read: whole at 80 columns, no exponents."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from inferloop.bench.result import BenchPoint
+from inferloop.cli import tables
+from inferloop.contract.load import parse
+from inferloop.measure.summary import summarize
+from inferloop.measure.verdict import judge
+
+SLO = parse({"model": "m", "qps": 1, "input_tokens": 10, "output_tokens": 10, "slo": {"ttft_p95_ms": 1000}}).slo
+
+
+def slow_point(name: str) -> BenchPoint:
+    empty = summarize([], mode="open")
+    summary = replace(
+        empty,
+        num_requests=1440,
+        achieved_qps=1234.5,
+        output_tok_s=2440.4,
+        ttft_ms=replace(empty.ttft_ms, p50=1140.2, p95=12345.6),
+        tpot_ms=replace(empty.tpot_ms, p50=169.2, p95=1688.8),
+        ttlt_ms=replace(empty.ttlt_ms, p95=37540.0),
+        errors={"rate": 1.0, "by_class": {}},
+    )
+    return BenchPoint(name, "open", 1234.5, summary, judge(SLO, []), (), (), 0, 1.0)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_slow_and_busy_frontier_is_shown_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    monkeypatch.setattr(tables, "stdout", console)
+    console.print(tables.frontier_table([slow_point("sweep-10")]))
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in told and "e+" not in told
+    row = told.splitlines()[-1].split()
+    assert row == [
+        "sweep-10",
+        "1234",
+        "1234",
+        "1440",
+        "2440",
+        "1140",
+        "12346",
+        "169",
+        "1689",
+        "37540",
+        "100.0%",
+        "inconclusive",
+    ]
