@@ -19,7 +19,7 @@ from inferloop.contract.lint import Finding, lint
 from inferloop.contract.load import load
 from inferloop.contract.workload import Contract
 from inferloop.core.digest import plain
-from inferloop.core.errors import RecordError
+from inferloop.core.errors import InferloopError, RecordError
 from inferloop.records.header import HEADER
 from inferloop.records.read import open_run
 
@@ -41,8 +41,10 @@ def check(
     Example: inferloop check contracts/assistant.yaml
     """
     loaded = load(contract)
-    findings = lint(loaded)
-    steps = tuple(_runnable(step, contract, context) for step in checklist(loaded, evidence_for(loaded, runs_dir)))
+    findings = [*_here(loaded), *lint(loaded)]
+    steps = tuple(
+        _runnable(step, contract, loaded, context) for step in checklist(loaded, evidence_for(loaded, runs_dir))
+    )
     warnings = [f for f in findings if f.severity == "warning"]
     failed = strict and bool(warnings)
     if json_output:
@@ -64,19 +66,60 @@ def evidence_for(contract: Contract, runs_dir: Path) -> list[Evidence]:
             continue
         if run.header.service != contract.service or not run.complete or run.summary is None:
             continue
+        if run.header.options.get("target") == "scripted":
+            continue  # a played script shows how a client behaves, nothing of the service
         current = run.header.contract_digest == contract.digest
         summary = {"run": str(run.path)} | run.summary
         found.append((run.header.t_start_wall_ns, Evidence.of(run.header.verb, summary, current=current)))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
 
 
-def _runnable(step: Step, path: Path, context: typer.Context) -> Step:
+def _here(contract: Contract) -> list[Finding]:
+    """What would keep `up` from starting on this machine; the contract may still be right for another one.
+
+    Raises ContractError for a suite that cannot be read: it is part of the promise.
+    """
+    from inferloop.catalog.models import known_models
+    from inferloop.cli import wire
+    from inferloop.evals.load import load_suite
+    from inferloop.models.resolve import resolve
+
+    if contract.quality is not None:
+        load_suite(Path(contract.quality.suite))
+    found = []
+    try:
+        wire.compute_dtype(contract)
+    except InferloopError as error:
+        text = str(error).removeprefix("model.precision: ")
+        found.append(Finding("warning", "precision-not-here", "model.precision", text))
+    if contract.model.id not in known_models():  # a name of the catalogue is fetched when it is needed
+        try:
+            resolve(contract.model.id)
+        except InferloopError as error:
+            found.append(Finding("warning", "model-not-here", "model.id", str(error)))
+    return found
+
+
+def _runnable(step: Step, path: Path, contract: Contract, context: typer.Context) -> Step:
     """The step with a command that can be pasted; one that this version lacks is said to be missing."""
-    words = (step.todo or "").split()
+    if step.todo is None or not step.todo.startswith("inferloop "):
+        return step
     group = context.parent.command if context.parent else None
-    if words[:1] == ["inferloop"] and isinstance(group, TyperGroup) and words[1] not in group.commands:
-        return replace(step, todo=f"not in this version: {' '.join(words[:2])}")
-    return replace(step, todo=step.todo.replace("CONTRACT", str(path))) if step.todo else step
+    known = ["inferloop"]
+    for word in step.todo.split()[1:]:
+        if not isinstance(group, TyperGroup):
+            break
+        known.append(word)
+        if word not in group.commands:
+            return replace(step, todo=f"not in this version: {' '.join(known)}")
+        group = group.commands[word]
+    suite = _short(Path(contract.quality.suite)) if contract.quality else "SUITE"
+    return replace(step, todo=step.todo.replace("CONTRACT", str(path)).replace("SUITE", suite))
+
+
+def _short(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _as_object(contract: Contract, findings: list[Finding], steps: tuple[Step, ...], verdict: str) -> dict[str, Any]:
@@ -98,7 +141,9 @@ def _show(contract: Contract, findings: list[Finding], steps: tuple[Step, ...]) 
     stdout.print(f"model {escape(contract.model.id)}, digest {contract.digest[:12]}: [green]the contract is sound[/]")
     for finding in findings:
         colour = _COLOURS[finding.severity]
-        stdout.print(f"[{colour}]{finding.severity}[/] {escape(finding.key)}: {escape(finding.message)}")
+        stdout.print(
+            f"[{colour}]{finding.severity}[/] {escape(finding.key)}: {escape(finding.message)}", soft_wrap=True
+        )
     table = Table(title="Ten steps", title_justify="left", expand=False, pad_edge=False, box=None)
     for name in ("", "step", "status", "evidence", "next"):
         table.add_column(name, overflow="fold")

@@ -78,7 +78,7 @@ def _quality(contract: Contract, runs: Sequence[Evidence]) -> Step:
     name = gate.name or gate.suite
     judged = [r for r in runs if r.verb == "eval" or {"quality", "cases"} & r.parts]
     if not judged:
-        return Step(1, title, "partly", f"{name} declared, not run yet", f"inferloop eval {name}")
+        return Step(1, title, "partly", f"{name} declared, not run yet", "inferloop eval SUITE --target URL")
     if judged[-1].verdict == "fail":
         return Step(1, title, "partly", f"{name} was run and failed: {judged[-1].run}", "the cases that failed")
     return Step(1, title, "covered", f"{name} was run: {judged[-1].run}")

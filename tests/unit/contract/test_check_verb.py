@@ -10,17 +10,24 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from inferloop.cli import main
 from inferloop.cli.check import check, evidence_for
 from inferloop.contract.load import load
 from inferloop.records.run import RunWriter
 
 SOUND = """\
-model: tiny-bf16
+model: smollm2-135m-instruct-bf16
 service: tiny
 qps: {avg: 1, p95: 2, peak: 3}
 input_tokens: {p50: 40, p95: 100}
 output_tokens: {p50: 10, p95: 30}
 slo: {ttft_p95_ms: 450, tpot_p95_ms: 40}
+"""
+SUITE = """\
+suite: tiny
+version: 1
+cases:
+  - {id: right, kind: exact, why: it matters, prompt: a, expect: A}
 """
 
 
@@ -48,6 +55,49 @@ def test_only_commands_that_exist_are_recommended(path: Path) -> None:
     todo = {step["number"]: step["todo"] for step in found["checklist"]}
     assert todo[4] == f"inferloop bench {path} --target TARGET"
     assert todo[10] == "not in this version: inferloop optimize"
+
+
+def test_the_real_command_recommends_what_can_be_pasted(path: Path) -> None:
+    (path.parent / "evals").mkdir()
+    (path.parent / "evals" / "tiny.yaml").write_text(SUITE)
+    path.write_text(SOUND + "quality_gate: tiny\n")
+    found = json.loads(CliRunner().invoke(main.app, ["check", str(path), "--json"]).stdout)
+    todo = {step["number"]: step["todo"] for step in found["checklist"]}
+    assert todo[1] == "inferloop eval evals/tiny.yaml --target URL"
+    assert todo[5] == "not in this version: inferloop models select"
+
+
+def test_a_suite_that_cannot_be_read_is_a_bad_contract(path: Path) -> None:
+    (path.parent / "evals").mkdir()
+    (path.parent / "evals" / "tiny.yaml").write_text(SUITE.replace("exact", "exakt"))
+    path.write_text(SOUND + "quality_gate: tiny\n")
+    code, found = as_json(str(path))
+    assert code == 2 and "did you mean exact" in found["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "says"),
+    [
+        ("./none.gguf", "model.id", "no such file"),
+        ("smollm2-135m-instrct", "model.id", "did you mean 'smollm2-135m-instruct'"),
+        ("someone/some-model", "model.id", "hub"),
+        ("smollm2-135m-instruct-int8", "model.precision", "not in int8"),
+    ],
+)
+def test_what_cannot_run_here_is_a_warning(path: Path, model: str, key: str, says: str) -> None:
+    path.write_text(SOUND.replace("smollm2-135m-instruct-bf16", model))
+    code, found = as_json(str(path))
+    assert code == 0
+    (reason,) = found["reasons"]
+    assert reason.startswith(f"{key}: ") and says in reason
+
+
+def test_a_played_script_is_no_evidence(path: Path, tmp_path: Path) -> None:
+    loaded = load(path)
+    with RunWriter(tmp_path / "runs", verb="bench", service="tiny", contract=loaded) as writer:
+        writer.update(options={"target": "scripted"})
+        writer.finish({"verdict": "pass", "reasons": [], "points": []})
+    assert evidence_for(loaded, tmp_path / "runs") == []
 
 
 def as_json(*arguments: str) -> tuple[int, dict[str, Any]]:
