@@ -288,12 +288,15 @@ class HttpClient:
         raise AssertionError("unreachable")
 
     async def get_json(self, path: str, *, timeout_s: float = 5.0) -> Any:
-        """GET and parse. Raises HttpError, also (kind protocol) for a status other than 200."""
+        """GET and parse. Raises HttpError, also (kind protocol) for a status other than 200 and for what is no JSON."""
         response = await self.request("GET", path, timeout_s=timeout_s)
         body = await response.read()
         if response.status != 200:
-            raise HttpError("protocol", f"GET {self.base_url}{path}: HTTP {response.status}: {body[:200]!r}")
-        return json.loads(body)
+            raise HttpError("protocol", f"GET {self.base_url}{path}: HTTP {response.status}: {_excerpt(body)}")
+        try:
+            return json.loads(body)
+        except ValueError:
+            raise HttpError("protocol", f"GET {self.base_url}{path}: not JSON: {_excerpt(body)}") from None
 
     async def close(self) -> None:
         for connection in list(self._open):
@@ -331,3 +334,9 @@ class HttpClient:
     def _drop(self, connection: _Connection) -> None:
         self._open.discard(connection)
         connection.abort()
+
+
+def _excerpt(body: bytes) -> str:
+    """The beginning of a body, on one line, for a message."""
+    text = " ".join(body[:200].decode(errors="replace").split())
+    return text or "(empty)"

@@ -25,9 +25,10 @@ async def describe_target(client: HttpClient, *, model: str | None = None) -> Ta
     try:
         listed = (await client.get_json("/v1/models"))["data"]
         names = [entry["id"] for entry in listed]
-    except (HttpError, ValueError, KeyError, TypeError) as error:
+    except (HttpError, KeyError, TypeError) as error:
+        why = str(error) if isinstance(error, HttpError) else "/v1/models holds no list of models"
         raise EnvironmentLacksError(
-            f"{client.base_url} does not answer like an OpenAI API: {error}", fix="Start it, or check the URL."
+            f"{client.base_url} does not answer like an OpenAI API: {why}", fix="Start it, or check the URL."
         ) from error
     if model is None and len(names) == 1:
         model = names[0]

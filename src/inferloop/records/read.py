@@ -103,7 +103,7 @@ def open_run(path: Path | str) -> RunRecord:
 def _header(file: Path) -> RunHeader:
     try:
         value = json.loads(file.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RecordError(f"{file.parent} is not a run folder: it has no {HEADER}") from None
     except (OSError, ValueError) as error:
         raise RecordError(f"{file}: {error}") from error

@@ -199,7 +199,10 @@ def _new_folder(root: Path, wall_ns: int, verb: str, service: str, digest: str) 
             except FileExistsError:
                 continue
     except OSError as error:
-        raise RecordWriteError(f"cannot create a run folder under {root}: {error.strerror or error}") from error
+        why = "it is a file" if root.is_file() else error.strerror or error
+        raise RecordWriteError(
+            f"cannot create a run folder under {root}: {why}", fix="Choose another --runs-dir."
+        ) from error
     raise RecordWriteError(f"too many runs named {name} under {root}")
 
 

@@ -408,11 +408,15 @@ async def test_get_json_names_what_went_wrong(server: Server, client: HttpClient
         await peer.send(answer(b'{"a": 1}'))
         await peer.request()
         await peer.send(answer(b"not here", status="404 Not Found"))
+        await peer.request()
+        await peer.send(answer(b"<html>\n<p>hello"))
 
     server.script = refuses
     assert await client.get_json("/a") == {"a": 1}
     with pytest.raises(HttpError, match=r"GET .*/base/b: HTTP 404.*not here"):
         await client.get_json("/b")
+    with pytest.raises(HttpError, match=r"GET .*/base/c: not JSON: <html> <p>hello"):
+        await client.get_json("/c")
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:80", "http://"])

@@ -99,6 +99,30 @@ def test_eval_of_a_dead_target_leaves_a_readable_run(tmp_path: Path, suite: Path
     assert "it was interrupted" in (folder / "report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (200, b"<html>hello</html>", "not JSON: <html>hello</html>"),
+        (404, b"nope", "HTTP 404: nope"),
+        (200, b"[1]", "no model"),
+    ],
+)
+def test_eval_of_something_else_says_what_answered(
+    tmp_path: Path, suite: Path, monkeypatch: pytest.MonkeyPatch, target: str, status: int, body: bytes, says: str
+) -> None:
+    def answer(self: Upper) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    monkeypatch.setattr(Upper, "do_GET", answer)
+    told = CliRunner().invoke(app, ["eval", str(suite), "--target", target, "--runs-dir", str(tmp_path), "--json"])
+    assert told.exit_code == 3
+    message = json.loads(told.stdout)["error"]["message"]
+    assert says in message and "check the URL" in message
+
+
 def test_eval_names_what_is_wrong_with_its_arguments(tmp_path: Path, suite: Path) -> None:
     told = CliRunner().invoke(app, ["eval", str(suite), "--target", "localhost:8000"])
     assert told.exit_code == 2 and "not a URL" in told.stderr
@@ -111,6 +135,9 @@ def test_eval_names_what_is_wrong_with_its_arguments(tmp_path: Path, suite: Path
 def test_report_refuses_what_it_cannot_show(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert told.exit_code != 0 and "not a run folder" in told.stderr
+    (tmp_path / "file").write_text("")
+    told = CliRunner().invoke(app, ["report", str(tmp_path / "file")])
+    assert told.exit_code == 2 and "not a run folder" in told.stderr
     with RunWriter(tmp_path / "runs", verb="bench", service="s") as writer:
         pass
     two = CliRunner().invoke(app, ["report", str(writer.path), str(writer.path)])

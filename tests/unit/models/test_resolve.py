@@ -30,7 +30,7 @@ def test_a_misspelt_name_gets_the_nearest_one() -> None:
 
 
 def test_an_unknown_name_lists_what_is_known() -> None:
-    with pytest.raises(UsageError, match="known: smollm2-135m-instruct"):
+    with pytest.raises(UsageError, match=r"known: smollm2-135m-instruct; the path of a directory"):
         resolve("gpt-17")
 
 
@@ -44,6 +44,11 @@ def test_a_hub_id_is_told_how_to_go_on() -> None:
 def test_a_missing_path_is_named(missing: str) -> None:
     with pytest.raises(ModelFileError, match="no such file"):
         resolve(missing)
+
+
+def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"not a Hugging Face model directory, it has no config\.json"):
+        resolve(str(tmp_path))
 
 
 def test_a_truncated_file_is_refused(tiny_gguf: Callable[..., Path]) -> None:

@@ -256,7 +256,7 @@ def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_an_unwritable_root_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecordWriteError, match="run folder"):
+    with pytest.raises(RecordWriteError, match=r"run folder.*it is a file\. Choose another --runs-dir"):
         RunWriter(tmp_path / "file", verb="bench", service="s")
 
 

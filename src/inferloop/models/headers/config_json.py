@@ -39,6 +39,8 @@ def read_json_object(path: Path) -> dict[str, object]:
     """Raises ModelFileError when absent, not JSON, or not an object."""
     try:
         value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelFileError(f"{path.parent}: not a Hugging Face model directory, it has no {path.name}") from None
     except (OSError, ValueError, RecursionError) as problem:
         raise ModelFileError(f"{path}: cannot be read as JSON: {problem}") from problem
     if not isinstance(value, dict):
