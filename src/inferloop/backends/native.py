@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from inferloop.models.identity import ServingIdentity
 
 _THREAD_ABOVE_CHARS = 4096
 """Shorter texts are tokenized in well under a millisecond, less than a hop to a thread costs under load."""
+_TEMPLATE_CHARS = 32
+"""About what a chat template adds to a message, even to an empty one."""
 
 
 class NativeCodec(Protocol):
@@ -119,7 +122,7 @@ class NativeGenerator:
         if prompt.messages is None:
             num_chars = len(prompt.text or "")
         else:
-            num_chars = sum(len(message["content"]) for message in prompt.messages)
+            num_chars = sum(len(message["content"]) + _TEMPLATE_CHARS for message in prompt.messages)
         if num_chars > _THREAD_ABOVE_CHARS:
             return await asyncio.to_thread(self.render, prompt)
         return self.render(prompt)
@@ -144,7 +147,7 @@ class NativeGenerator:
         """On the engine's thread, once per step."""
         loop = self._loop
         assert loop is not None, "tokens without a request"
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             loop.call_soon_threadsafe(self._deliver, updates)
 
     def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
@@ -196,10 +199,9 @@ class _Answer:
             self._t_first_ns = self._t_first_ns or update.t_ns
             self._t_last_ns = update.t_ns
         start_ns = self._clock.now_ns()
-        ended_by_id = finish == "stop" and update.stop_reason is not None
         wants_logprobs = self._request.sampling.num_logprobs is not None
         logprobs = update.logprobs if wants_logprobs else None
-        piece = self._assembler.push(update.token_ids, logprobs, hide_last=ended_by_id)
+        piece = self._assembler.push(update.token_ids, logprobs, hide_last=finish == "stop")
         text, stop = piece.text, piece.stop
         if stop is None and finish is not None:
             rest, stop = self._assembler.flush()

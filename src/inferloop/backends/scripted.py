@@ -144,11 +144,13 @@ class ScriptedGenerator:
         param = "messages" if request.prompt.messages is not None else "prompt"
         if num_prompt >= limit:
             raise ContextLengthError(f"the prompt has {num_prompt} tokens, the context holds {limit}", param=param)
-        if asked is not None and num_prompt + asked > limit:
+        if asked is None or request.sampling.cut_max_tokens:
+            return min(asked or limit, limit - num_prompt)
+        if num_prompt + asked > limit:
             raise ContextLengthError(
                 f"{num_prompt} prompt tokens and max_tokens {asked} exceed the context of {limit}", param=param
             )
-        return limit - num_prompt if asked is None else asked
+        return asked
 
     async def _take_slot(self) -> None:
         if self._slots.locked() and self._num_waiting >= self.script.max_waiting:
@@ -259,7 +261,7 @@ class _Player:
     def _stop_id(self, ids: tuple[int, ...], num_before: int) -> int | None:
         sampling = self._request.sampling
         for i, token_id in enumerate(ids, num_before + 1):
-            if token_id == bytecodec.END or (token_id in sampling.stop_token_ids and i >= sampling.min_tokens):
+            if token_id == bytecodec.END or (token_id in sampling.stop_token_ids and i > sampling.min_tokens):
                 return token_id
         return None
 

@@ -140,6 +140,8 @@ def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
         value = getattr(sampling, name)
         if value != getattr(default, name):
             fields[name] = value
+    if sampling.cut_max_tokens:
+        fields.pop("max_tokens", None)  # the server behind has the same default, and knows what fits
     if sampling.seed is not None and sampling.seed >= 2**63:
         fields["seed"] = sampling.seed - 2**64
     if sampling.stop:

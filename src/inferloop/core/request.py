@@ -24,6 +24,8 @@ class Sampling:
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
+    cut_max_tokens: bool = False
+    """`max_tokens` is a default that the caller did not choose: what does not fit is cut, not refused."""
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferloop.core.ids import accept_request_id
-from inferloop.serve.errors import BodyTooLargeError, error_headers, error_object, error_status, log_bug
+from inferloop.serve.errors import NOT_FAULTS, BodyTooLargeError, error_headers, error_object, error_status, log_bug
 
 REQUEST_ID = "inferloop.request_id"
 """Scope key under which the envelope puts the id of the request."""
@@ -56,7 +56,7 @@ async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tupl
     await send_body(send, body)
 
 
-async def send_error(send: Send, error: Exception) -> None:
+async def send_error(send: Send, error: BaseException) -> None:
     """An OpenAI error object with the error's status."""
     await send_json(send, error_status(error), error_object(error), error_headers(error))
 
@@ -91,7 +91,9 @@ class Envelope:
 
         try:
             await self._app(scope, receive, send_with_headers)
-        except Exception as error:
+        except NOT_FAULTS:
+            raise
+        except BaseException as error:
             log_bug(request_id, error)
             if not started:
                 await send_error(send_with_headers, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import traceback
@@ -10,6 +11,9 @@ import msgspec
 
 from inferloop.core.errors import EngineError, OverloadedError, RequestError
 
+NOT_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""All else that is raised is a fault to answer for: a panic of native code is no Exception, yet it is one request that
+failed."""
 log = logging.getLogger("inferloop.serve")
 
 
@@ -37,18 +41,18 @@ class MethodError(RequestError):
     status = 405
 
 
-def error_status(error: Exception) -> int:
+def error_status(error: BaseException) -> int:
     return error.status if isinstance(error, RequestError | OverloadedError | EngineError) else 500
 
 
-def error_class(error: Exception) -> str:
+def error_class(error: BaseException) -> str:
     """The class that events and load generators count by."""
     if isinstance(error, RequestError):
         return "http_4xx"
     return "overloaded" if isinstance(error, OverloadedError) else "engine"
 
 
-def error_object(error: Exception) -> bytes:
+def error_object(error: BaseException) -> bytes:
     """`{"error": {message, type, param, code}}`. The text of errors that are not ours stays inside (it may quote the
     prompt)."""
     param: str | None = None
@@ -63,13 +67,13 @@ def error_object(error: Exception) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
 
 
-def error_headers(error: Exception) -> list[tuple[bytes, bytes]]:
+def error_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
     if isinstance(error, OverloadedError):
         return [(b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode())]
     return []
 
 
-def log_bug(request_id: str, error: Exception) -> None:
+def log_bug(request_id: str, error: BaseException) -> None:
     """Where an unexpected exception came from, without its text, which may quote the prompt."""
     trace = "".join(traceback.format_tb(error.__traceback__))
     log.error("request %s failed: %s\n%s", request_id, type(error).__name__, trace)

@@ -138,7 +138,7 @@ class Attempt:
         assert self.finish_reason is not None
         self._end(self.finish_reason, None, 200)
 
-    def fail(self, error: Exception, *, status: int | None = None) -> None:
+    def fail(self, error: BaseException, *, status: int | None = None) -> None:
         """The request was refused or the generation failed; `status` is what the client saw, if not the error's own."""
         refused = isinstance(error, RequestError | OverloadedError) and self._num_output == 0
         if refused:

@@ -26,11 +26,14 @@ from inferloop.serve.asgi import (
 )
 from inferloop.serve.chat import ChatEncoder
 from inferloop.serve.completions import CompletionEncoder
-from inferloop.serve.errors import error_object, log_bug
+from inferloop.serve.errors import NOT_FAULTS, error_object, log_bug
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica
 from inferloop.serve.replies import Finish
 from inferloop.serve.wire import Call, parse_chat, parse_completion
+
+_THREAD_ABOVE_BYTES = 65536
+"""Shorter bodies are checked within a millisecond or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,9 @@ class GenerateEndpoint:
                 raise
             task.uncancel()
             await answer.interrupted()
-        except Exception as error:
+        except NOT_FAULTS:
+            raise
+        except BaseException as error:
             if not isinstance(error, InferloopError):
                 log_bug(attempt.request_id, error)
             await answer.failed(error)
@@ -98,7 +103,11 @@ class _Answer:
 
     async def run(self, body: bytes) -> None:
         attempt, replica = self._attempt, self._attempt.replica
-        attempt.call = call = self._dialect.parse(body, replica.info)
+        if len(body) > _THREAD_ABOVE_BYTES:
+            call = await asyncio.to_thread(self._dialect.parse, body, replica.info)
+        else:
+            call = self._dialect.parse(body, replica.info)
+        attempt.call = call
         codec = replica.codec
         if call.sampling.num_logprobs is not None and codec is None:
             raise RequestError("log-probabilities are not supported by this backend", param="logprobs")
@@ -150,7 +159,7 @@ class _Answer:
             return reason
         raise EngineError("the engine ended this request before it was complete")
 
-    async def failed(self, error: Exception) -> None:
+    async def failed(self, error: BaseException) -> None:
         """Tell the client as well as is still possible."""
         if self._attempt.done:  # the event was written before the last bytes met a closed connection
             return
@@ -171,7 +180,7 @@ class _Answer:
         else:  # nothing was sent, so another replica can take the request
             await self._tell(OverloadedError("this replica is shutting down"))
 
-    async def _tell(self, error: Exception) -> None:
+    async def _tell(self, error: BaseException) -> None:
         with contextlib.suppress(OSError):
             if self._started:
                 await send_body(self._send, sse.error_event(error_object(error)))

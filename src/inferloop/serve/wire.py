@@ -6,13 +6,14 @@ defines as having no influence on the answer (user, metadata, ...) are accepted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sized
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
 from inferloop.backends.protocols import GeneratorInfo, Prompt
-from inferloop.core.errors import RequestError
+from inferloop.core.errors import ContextLengthError, RequestError
 from inferloop.core.request import Sampling
 from inferloop.serve.decode import decode_body
 from inferloop.serve.errors import ModelNotFoundError
@@ -20,8 +21,9 @@ from inferloop.serve.errors import ModelNotFoundError
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 64
+_MAX_ID_DIGITS = 10
 COMPLETION_MAX_TOKENS = 16
-"""What OpenAI's completions endpoint generates when max_tokens is absent."""
+"""What OpenAI's completions endpoint generates at most when max_tokens is absent."""
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0)]
@@ -146,6 +148,7 @@ def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
         raise RequestError("max_tokens and max_completion_tokens differ; give one", param="max_completion_tokens")
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    _check_length(request.messages, info, "messages")
     prompt = Prompt(messages=plain_messages(request.messages))
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = request.max_completion_tokens or request.max_tokens
@@ -156,9 +159,13 @@ def parse_completion(body: bytes, info: GeneratorInfo) -> Call:
     """Raises RequestError naming the field."""
     request = decode_body(body, CompletionRequest)
     _check_common(request, info)
+    if not isinstance(request.prompt, str):
+        _check_length(request.prompt, info, "prompt")
     prompt = _plain_prompt(request.prompt, info.vocab_size)
-    max_tokens = request.max_tokens or COMPLETION_MAX_TOKENS
-    return _call(request, prompt, _sampling(request, max_tokens, request.logprobs))
+    sampling = _sampling(request, request.max_tokens, request.logprobs)
+    if sampling.max_tokens is None:
+        sampling = replace(sampling, max_tokens=max(COMPLETION_MAX_TOKENS, sampling.min_tokens), cut_max_tokens=True)
+    return _call(request, prompt, sampling)
 
 
 def _call(request: Common, prompt: Prompt, sampling: Sampling) -> Call:
@@ -181,6 +188,14 @@ def _check_common(request: Common, info: GeneratorInfo) -> None:
         raise RequestError(f"top_k must not exceed the vocabulary size, {info.vocab_size}", param="top_k")
     check_token_ids(request.stop_token_ids or [], info.vocab_size, "stop_token_ids")
     _check_logit_bias(request.logit_bias or {}, info.vocab_size)
+
+
+def _check_length(items: Sized, info: GeneratorInfo, field: str) -> None:
+    """Every item takes a token at least; so that what can never fit is not looked at one by one."""
+    if len(items) >= info.context_length:
+        raise ContextLengthError(
+            f"{field} has {len(items)} items, the context holds {info.context_length} tokens", param=field
+        )
 
 
 def _check_no_op(value: Any, accepted: tuple[Any, ...], field: str) -> None:
@@ -267,6 +282,6 @@ def _logit_bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
 
 def _check_logit_bias(bias: dict[str, float], vocab_size: int) -> None:
     for key in bias:
-        if not (key.isascii() and key.isdecimal()):
-            raise RequestError(f"logit_bias maps token ids to biases; {key!r} is not an id", param="logit_bias")
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS):
+            raise RequestError(f"logit_bias maps token ids to biases; {key[:20]!r} is not an id", param="logit_bias")
         check_token_ids([int(key)], vocab_size, "logit_bias")

@@ -137,6 +137,7 @@ async def test_eos_ends_without_text() -> None:
         ignoring = await collect(g, request(max_tokens=30, ignore_eos=True))
     first = ids.index(end)
     assert ids_of(deltas) == ids[: first + 1]
+    assert text_of(deltas) == bytecodec.decode(ids[:first]), "also an end token that the tokenizer has a text for"
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", None)
     assert ids_of(ignoring) == ids
 
@@ -189,6 +190,51 @@ async def test_refusals_name_the_field_and_leave_nothing() -> None:
         assert refusal.value.param == "messages"
         with pytest.raises(RequestError):
             await collect(g, request("x", stop_token_ids=(VOCAB,)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "in_thread"),
+    [
+        (Prompt(text="x"), False),
+        (Prompt(text="x" * 10_000), True),
+        (Prompt(messages=({"role": "user", "content": "x"},)), False),
+        (Prompt(messages=({"role": "user", "content": ""},) * 1000), True),
+    ],
+)
+async def test_long_prompts_are_tokenized_beside_the_event_loop(prompt: Prompt, in_thread: bool) -> None:
+    threads: list[int] = []
+
+    class Watched(ByteCodec):
+        def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+            threads.append(threading.get_ident())
+            return super().encode_chat(messages)
+
+        def encode_text(self, text: str) -> tuple[int, ...]:
+            threads.append(threading.get_ident())
+            return super().encode_text(text)
+
+    g = NativeGenerator(Watched(), runner(), EngineConfig(context_length=2), IDENTITY)
+    with pytest.raises((ContextLengthError, RequestError, OverloadedError)):
+        await collect(g, GenerateRequest("r", TraceContext.new(), prompt, Sampling(max_tokens=9), 0))
+    assert [t != threading.get_ident() for t in threads] == [in_thread]
+
+
+@pytest.mark.parametrize("num_prompt", range(61, 66))
+async def test_prompts_around_the_context_limit(num_prompt: int) -> None:
+    """A default that the caller did not choose is cut to what remains; what was asked for is refused."""
+    async with generator(context_length=64) as g:
+        for sampling, num_output in (
+            ({"max_tokens": None}, 64 - num_prompt),
+            ({"max_tokens": 2}, 2 if num_prompt + 2 <= 64 else 0),
+            ({"max_tokens": 2, "cut_max_tokens": True}, min(2, 64 - num_prompt)),
+        ):
+            asked = request("x" * num_prompt, ignore_eos=True, **sampling)
+            if num_output > 0:
+                assert len(ids_of(await collect(g, asked))) == num_output, sampling
+                continue
+            with pytest.raises(ContextLengthError) as refusal:
+                await collect(g, asked)
+            assert refusal.value.param == ("prompt" if num_prompt >= 64 else "max_tokens")
 
 
 async def test_a_full_queue_refuses_at_once() -> None:

@@ -41,6 +41,8 @@ async def test_the_answer_ends_by_itself_or_repeats() -> None:
         ({"min_tokens": 5}, "abcabc", "stop", 7),
         ({"stop": ("bc",)}, "a", "stop", 3),
         ({"stop_token_ids": (98,)}, "a", "stop", 2),
+        ({"stop_token_ids": (98,), "min_tokens": 1}, "a", "stop", 2),
+        ({"stop_token_ids": (98,), "min_tokens": 2}, "abc", "stop", 4),
     ):
         deltas = await play(generator, request(**sampling))
         assert "".join(d.text for d in deltas) == text, sampling
@@ -96,6 +98,8 @@ async def test_failures_follow_the_script() -> None:
 async def test_the_context_is_a_limit() -> None:
     generator = ScriptedGenerator(Script(ttft_ms=0, tpot_ms=0, context_length=8))
     assert sum(len(d.token_ids) for d in await play(generator, request("x" * 7, ignore_eos=True))) == 1
+    default = request("x" * 6, ignore_eos=True, max_tokens=16, cut_max_tokens=True)
+    assert sum(len(d.token_ids) for d in await play(generator, default)) == 2
     for prompt, sampling in (("x" * 8, {}), ("x" * 7, {"max_tokens": 2})):
         with pytest.raises(ContextLengthError):
             await play(generator, request(prompt, **sampling))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +16,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient
+from inferloop.backends.protocols import GeneratorInfo, Prompt
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.records.event import Content, ReplicaEvent
 from inferloop.records.sink import JsonlSink, Record
+from inferloop.serve import app, generate
 from inferloop.serve.app import build_app
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.replica import Replica
 from inferloop.serve.run import serving
+from inferloop.serve.wire import Call, parse_completion
 
 FAST = Script(ttft_ms=2, tpot_ms=1, text="one two three four five six seven eight nine ten")
 
@@ -72,11 +78,11 @@ async def until(holds: Callable[[], bool]) -> None:
 async def served(script: Script = FAST, **config: Any) -> AsyncIterator[Served]:
     sink, content = ListSink(), ListSink()
     generator = ScriptedGenerator(script, model_id="m")
-    app = build_app(generator, ServeConfig(replica="r1", **config), sink, content_sink=content)
-    async with serving(app) as url:
+    made = build_app(generator, ServeConfig(replica="r1", **config), sink, content_sink=content)
+    async with serving(made) as url:
         client = HttpClient(url)
         try:
-            yield Served(client, sink, app.state.replica, content)
+            yield Served(client, sink, made.state.replica, content)
         finally:
             await client.close()
 
@@ -134,6 +140,44 @@ async def test_one_event_for_every_ending() -> None:
             assert b'"error":{' in body and b"[DONE]" not in body
             assert s.replica.metrics.finished["error"] == 1
             assert s.replica.metrics.num_without_token == (1 if after == 0 else 0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_panic_of_native_code_is_one_failed_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Panic(BaseException):
+        pass
+
+    def panic(prompt: Prompt) -> tuple[int, ...]:
+        raise Panic(f"not a char boundary in {prompt.text}")
+
+    async with served() as s:
+        await until(lambda: s.replica.not_ready() is None)
+        with monkeypatch.context() as patched:
+            patched.setattr(bytecodec, "render", panic)
+            status, body = await s.post({"prompt": "canary"})
+        event = await s.event()
+        assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
+        assert (event.finish_reason, event.error_class, event.status) == ("error", "engine", 500)
+        assert s.replica.attempts == {}
+        assert (await s.post({"prompt": "x", "max_tokens": 1}))[0] == 200
+    assert "canary" not in caplog.text and "Panic" in caplog.text
+
+
+async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def watched(body: bytes, info: GeneratorInfo) -> Call:
+        threads.append(threading.get_ident())
+        return parse_completion(body, info)
+
+    monkeypatch.setattr(generate, "COMPLETIONS", dataclasses.replace(generate.COMPLETIONS, parse=watched))
+    monkeypatch.setattr(app, "COMPLETIONS", generate.COMPLETIONS)
+    async with served() as s:
+        for num_chars, status in ((10, 200), (100_000, 400)):
+            assert (await s.post({"prompt": "x" * num_chars, "max_tokens": 1}))[0] == status
+    assert [t != threading.get_ident() for t in threads] == [False, True]
 
 
 @pytest.mark.parametrize("stream", [True, False])

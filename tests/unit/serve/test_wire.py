@@ -38,7 +38,10 @@ def test_defaults_are_openais() -> None:
     assert call.sampling == Sampling(temperature=1.0, max_tokens=None)
     assert (call.stream, call.include_usage) == (False, False)
     assert call.prompt == Prompt(messages=({"role": "user", "content": "hi"},))
-    assert parse_completion(completion(), INFO).sampling.max_tokens == 16
+    sampling = parse_completion(completion(), INFO).sampling
+    assert (sampling.max_tokens, sampling.cut_max_tokens) == (16, True)
+    sampling = parse_completion(completion(max_tokens=7), INFO).sampling
+    assert (sampling.max_tokens, sampling.cut_max_tokens) == (7, False)
 
 
 def test_null_means_the_default() -> None:
@@ -73,7 +76,8 @@ def test_every_value_arrives() -> None:
         ("seed", 2**63), ("seed", 0.5), ("max_tokens", 0), ("max_tokens", 10**30 + 0.5), ("min_tokens", -1), ("n", 2),
         ("stop", ""), ("stop", ["a"] * 17), ("stop", [""]), ("stop", ["x" * 2000]), ("stop_token_ids", [500]),
         ("stop_token_ids", [0] * 65), ("ignore_eos", "yes"), ("logit_bias", {"500": 1}), ("logit_bias", {"-1": 1}),
-        ("logit_bias", {"x": 1}), ("logit_bias", {"1": 101}), ("logit_bias", [1]), ("presence_penalty", 2.1),
+        ("logit_bias", {"x": 1}), ("logit_bias", {"1" * 5000: 1}), ("logit_bias", {"٣": 1}),
+        ("logit_bias", {"1": 101}), ("logit_bias", [1]), ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("stream", 1), ("stream_options", {"x": 1}),
         ("top_logprobs", 21), ("tools", [{"type": "function"}]), ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}), ("modalities", ["audio"]), ("store", True), ("store", 0),
@@ -145,6 +149,16 @@ def test_messages_reach_the_template_plainly() -> None:
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c\nd"},
     )
+
+
+def test_more_items_than_the_context_has_tokens_are_refused_unread() -> None:
+    for parse, body, field in (
+        (parse_completion, completion(prompt=[10**9] * 1000), "prompt"),
+        (parse_chat, chat(messages=[{"role": "user", "content": "", "tool_calls": 1}] * 1000), "messages"),
+    ):
+        error = refusal(parse, body)
+        assert (error.param, error.code) == (field, "context_length_exceeded")
+    assert len(parse_completion(completion(prompt=[1] * 999), INFO).prompt.token_ids or ()) == 999
 
 
 def test_contradictions() -> None:

@@ -52,14 +52,16 @@ def resolve_max_tokens(config: ScheduleConfig, spec: SequenceSpec) -> int:
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
         raise RequestError(f"max_tokens must be at least 1, got {sampling.max_tokens}", param="max_tokens")
     limit = config.max_total_tokens
-    if num_prompt + (sampling.max_tokens or 1) > limit:
+    asked = 1 if sampling.max_tokens is None or sampling.cut_max_tokens else sampling.max_tokens
+    if num_prompt + asked > limit:
         what = "the context length" if limit == config.context_length else "what the KV memory can hold"
-        output = f" and max_tokens {sampling.max_tokens}" if sampling.max_tokens else " and one token of output"
+        output = f" and max_tokens {asked}" if asked == sampling.max_tokens else " and one token of output"
         raise ContextLengthError(
             f"a prompt of {num_prompt} tokens{output} exceed {what}, {limit} tokens",
             param="prompt" if num_prompt >= limit else "max_tokens",
         )
-    return sampling.max_tokens or limit - num_prompt
+    remaining = limit - num_prompt
+    return remaining if sampling.max_tokens is None else min(sampling.max_tokens, remaining)
 
 
 def choose_victim(running: Iterable[Sequence], needy: Sequence, planned: set[int]) -> Sequence | None:
