@@ -44,7 +44,8 @@ def is_failure(r: RequestTiming) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """In ms. `num_requests` is the number of requests behind them: the independent observations."""
+    """In ms. `num_failed` counts samples that failures stand for. `num_requests` is the number of requests behind all
+    of them: the independent observations."""
 
     values: tuple[float, ...]
     num_failed: int
@@ -68,28 +69,33 @@ class Samples:
 
 def collect(metric: str, requests: Iterable[RequestTiming], *, from_intended: bool = False) -> Samples:
     """Samples of `metric` (a name of core.slo.LATENCY_METRICS). `from_intended` counts TTFT and TTLT from the
-    instant the request should have been sent, where there is one. Raises KeyError for an unknown metric."""
+    instant the request should have been sent, where there is one. Token gaps are pooled over the requests; there a
+    failed or unfinished request weighs as many as a successful one has on average. Raises KeyError for an unknown
+    metric."""
     value_of = _METRICS[metric]
     values: list[float] = []
-    hidden: list[float] = []
-    num_failed = num_requests = 0
+    cut: list[tuple[list[float], list[float]]] = []
+    num_failed = num_told = num_cut = 0
     for r in requests:
         if not concerns_service(r):
             continue
         if r.error == CENSORED:
-            seen, bounds = _censored(metric, r, from_intended)
-            values += seen
-            hidden += bounds
-            num_requests += bool(seen or bounds)
+            cut.append(_censored(metric, r, from_intended))
         elif r.error is not None:
-            told = metric != "queue_ms"  # a failed answer tells no queue time; that alone proves nothing about it
-            num_failed += told
-            num_requests += told
+            num_failed += metric != "queue_ms"  # a failed answer tells no queue time; that alone proves nothing
         else:
             seen = value_of(r, from_intended)
             values += seen
-            num_requests += bool(seen)
-    return Samples(tuple(values), num_failed, tuple(hidden), num_requests)
+            num_told += bool(seen)
+    weight = max(1, round(len(values) / num_told)) if num_told else 1
+    hidden: list[float] = []
+    for seen, bounds in cut:
+        values += seen
+        hidden += bounds
+        if bounds:  # of what else it would have told nothing is known
+            hidden += [0.0] * (weight - len(seen) - len(bounds))
+        num_cut += bool(seen or bounds)
+    return Samples(tuple(values), num_failed * weight, tuple(hidden), num_told + num_failed + num_cut)
 
 
 def _censored(metric: str, r: RequestTiming, from_intended: bool) -> tuple[list[float], list[float]]:

@@ -39,7 +39,8 @@ class RequestTiming:
     """All that a load generator saw of one request. `error` None means success.
 
     error is a class, not free text: http_4xx, http_429, http_5xx, connect, timeout, truncated, empty_stream,
-    protocol, client. `t_intended_ns` is None in closed loops, where lateness has no meaning.
+    protocol, client; or censored: unfinished at the cut-off. `t_intended_ns` is None in closed loops, where lateness
+    has no meaning.
     """
 
     request_id: str

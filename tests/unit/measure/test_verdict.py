@@ -87,6 +87,19 @@ def test_failures_never_leave_the_percentiles() -> None:
     assert summary["errors"] == {"rate": 250 / 256, "by_class": {"timeout": 250}}
 
 
+def test_a_failed_answer_weighs_as_much_as_a_whole_one_among_token_gaps() -> None:
+    """Else one request in ten could fail and hardly a gap in a hundred would show it."""
+    good = RequestTiming("r", 0, 0, 0, NS_PER_MS, tuple(Chunk(i * 10 * NS_PER_MS, 1) for i in range(31)), 10, 31)
+    requests = [good] * 180 + [request(math.inf, error="http_5xx", end=5.0)] * 20
+    verdict = judge(Slo((Objective("itl_ms", 0.95, 25.0),)), requests)
+    assert (verdict.verdict, verdict.objectives[0].observed) == ("fail", math.inf)
+    assert judge(Slo((Objective("itl_ms", 0.85, 25.0),)), requests).objectives[0].observed == 10.0
+    itl = summarize(requests, mode="open").itl_ms
+    assert (itl.p50, itl.p95, itl.num_samples) == (10.0, math.inf, 200)
+    unfinished = [good] * 180 + [request(math.inf, error="censored", end=5.0)] * 20
+    assert judge(Slo((Objective("itl_ms", 0.95, 25.0),)), unfinished).verdict == "inconclusive"
+
+
 def test_a_run_where_everything_fails_is_a_failure_not_a_crash() -> None:
     requests = [request(math.inf, error="timeout", end=60_000)] * 256
     verdict = judge(Slo((TTFT,), max_error_rate=0.01), requests)
