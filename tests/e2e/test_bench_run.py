@@ -127,17 +127,30 @@ async def test_failing_requests_fail_the_verdict(tmp_path: Path) -> None:
     assert result.judged.summary.errors["by_class"]["truncated"] > 0
 
 
+async def test_a_slow_peak_does_not_outlast_the_budget(tmp_path: Path) -> None:
+    options = replace(FAST, num_points=0, num_warmup=1, num_serial=2, num_burst=4, budget_s=4.0)
+    async with scripted(tmp_path, "ttft_ms=5", "tpot_ms=1") as url:
+        with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
+            result = await run_bench(contract(peak=0.5), url, None, None, options, writer)
+            writer.finish(result.as_summary())
+    assert result.verdict == "inconclusive"
+    assert result.judged is not None
+    assert result.judged.summary.num_requests < 15
+    assert any("out of time" in note for note in result.judged.notes)
+
+
 async def test_cancelling_leaves_a_readable_run_and_no_task(tmp_path: Path) -> None:
     async with scripted(tmp_path, "ttft_ms=20", "tpot_ms=5") as url:
 
         async def run() -> None:
             with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
                 folder.append(writer.path)
-                await run_bench(contract(peak=10.0), url, None, None, FAST, writer)
+                await run_bench(contract(peak=10.0), url, None, None, FAST, writer, lambda _: recorded.set())
 
         folder: list[Path] = []
+        recorded = asyncio.Event()
         task = asyncio.create_task(run())
-        await asyncio.sleep(1.0)
+        await recorded.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

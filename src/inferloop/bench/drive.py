@@ -22,7 +22,8 @@ from inferloop.measure.timing import RequestTiming
 
 @dataclass(frozen=True, slots=True)
 class DriveOptions:
-    """`cut_off_s` after the last send, what is unfinished is censored. `max_in_flight` caps an open loop."""
+    """`cut_off_s` after the last send (of a serial window: after each), what is unfinished is censored. `max_in_flight`
+    caps an open loop."""
 
     request_timeout_s: float = 120.0
     cut_off_s: float = 60.0
@@ -109,14 +110,17 @@ class _Run:
         self._gauge_ns = 0
         self._integral = 0
         self._first_send_ns: int | None = None
-        self._started_ns = clock.now_ns()
+        budget_s = options.budget_s
+        self._end_ns = None if budget_s is None else clock.now_ns() + round(budget_s * NS_PER_S)
 
     async def serial(self) -> None:
         for index in range(len(self._requests)):
             if self._over():
                 return
             self._start(index, None)
-            await self._wait_tasks(None)
+            await self._wait_tasks(self._options.cut_off_s)
+            if self._tasks:  # past the cut-off
+                return
 
     async def burst(self) -> None:
         for index in range(len(self._requests)):
@@ -134,7 +138,7 @@ class _Run:
         while not pacer.finished and not self._over():
             for index in pacer.due(self._clock.now_ns(), self._num_in_flight):
                 self._start(index, pacer.deadline(index))
-            await self._sleep_until(pacer.next_wake_ns)
+            await self._sleep_until(min((t for t in (pacer.next_wake_ns, self._end_ns) if t is not None), default=None))
         self._result.stalls, self._result.num_forgone = tuple(pacer.stalls), pacer.num_forgone
         self._result.num_capped = pacer.num_capped
         await self._wait_tasks(o.cut_off_s)
@@ -158,8 +162,7 @@ class _Run:
         return r
 
     def _over(self) -> bool:
-        budget = self._options.budget_s
-        late = budget is not None and self._clock.now_ns() - self._started_ns > budget * NS_PER_S
+        late = self._end_ns is not None and self._clock.now_ns() >= self._end_ns
         return self._cut or late or self._stopped is not None
 
     @property
@@ -225,12 +228,12 @@ class _Run:
             async with asyncio.timeout(delay_s):
                 await self._changed.wait()
 
-    async def _wait_tasks(self, timeout_s: float | None) -> None:
+    async def _wait_tasks(self, timeout_s: float) -> None:
         """Until all have ended, the window was stopped, or the cut-off passed."""
-        deadline_ns = None if timeout_s is None else self._clock.now_ns() + round(timeout_s * NS_PER_S)
+        deadline_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)
         while self._tasks and not self._cut:
-            left_s = None if deadline_ns is None else (deadline_ns - self._clock.now_ns()) / NS_PER_S
-            if left_s is not None and left_s <= 0:
+            left_s = (deadline_ns - self._clock.now_ns()) / NS_PER_S
+            if left_s <= 0:
                 return
             await asyncio.wait(set(self._tasks), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 

@@ -43,6 +43,11 @@ _JUDGE_EVERY = 8
 _HOPELESS_FROM = 32
 """Slow requests come together, when the machine is busy for a moment; the bound takes them for independent."""
 _PEAK_LOOKS = 3
+_LEAST_PLANNED = 20
+_LEAST_WINDOW_SHARE = 0.1
+"""Of the budget: how long an open point is measured at least, though the time is spent."""
+_LATE_ARRIVALS = 1.15
+"""By chance the arrivals of a plan take longer than their rate says: rather a little over than short of the floor."""
 _SPARE = 1.1  # a few more requests than the floor, for those that end without a value
 
 
@@ -55,7 +60,7 @@ class BenchOptions:
     budget_s: float = 180.0
     num_points: int = 5
     num_warmup: int = 4
-    num_serial: int = 10
+    num_serial: int = 12  # a median can be certified with 11
     num_burst: int = 32
     peak_qps: float | None = None
     as_chat: bool = True
@@ -205,8 +210,8 @@ class _Bench:
     async def _closed(self, name: str, mode: Mode, count: int, *, warmup: bool = False) -> BenchPoint:
         start_ns = self._clock.now_ns()
         planned, workload = await self._prepare(name, num_requests=count, arrivals="closed")
-        share_s = self._options.budget_s * (0.1 if mode == "serial" else 0.2)
-        options = self._drive_options(budget_s=share_s if mode == "serial" else None, cut_off_s=share_s)
+        budget_s = self._options.budget_s
+        options = self._drive_options(budget_s=0.1 * budget_s if mode == "serial" else None, cut_off_s=0.2 * budget_s)
         num_warmup = len(planned) if warmup else 0
         result, measured = await self._drive(name, mode, planned, options, num_warmup)
         if mode == "serial" and measured:
@@ -223,10 +228,12 @@ class _Bench:
         window_s = max(0.0, self._left_s() - lead_s - min(self._options.max_drain_s, 2 * self._answer_s))
         most = self._num_certain * num_looks
         # A peak that the budget cannot certify is still measured for as long as there is time, at least a little.
-        count = max(min(most, math.floor(qps * window_s)), min(most, 20)) + math.ceil(qps * lead_s)
+        window_s = max(window_s, _LEAST_WINDOW_SHARE * self._options.budget_s)
+        count = max(min(most, math.floor(qps * window_s)), min(most, _LEAST_PLANNED)) + math.ceil(qps * lead_s)
         planned, workload = await self._prepare(name, num_requests=count, qps=qps)
         num_warmup = min(sum(r.timed.at_s < lead_s for r in planned), len(planned) // 2)
-        result, measured = await self._drive(name, "open", planned, self._drive_options(), num_warmup)
+        options = self._drive_options(budget_s=lead_s + _LATE_ARRIVALS * window_s)
+        result, measured = await self._drive(name, "open", planned, options, num_warmup)
         sends = [t.t_send_ns for t in measured]
         window = (max(sends) - min(sends)) / NS_PER_S if sends else 0.0
         self._writer.update(warmup_s=planned[num_warmup].timed.at_s, window_s=window)

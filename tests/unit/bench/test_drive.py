@@ -241,6 +241,25 @@ async def test_budget_ends_a_serial_window() -> None:
     assert result.num_unsent == 1000 - len(result.timings)
 
 
+async def test_a_serial_request_that_never_ends_is_cut_off() -> None:
+    async with serving(lambda n, w: answer(n, w, wait_s=0.0 if n == 0 else 60.0)) as (_, client):
+        result = await drive(requests(5), client, "serial", DriveOptions(cut_off_s=0.2))
+    assert [t.error for t in result.timings] == [None, "censored"]
+    assert result.num_unsent == 3
+
+
+async def test_budget_ends_an_open_window_between_two_sends() -> None:
+    """The second request falls due long after the budget: nobody may sleep until then."""
+    async with serving(answer) as (_, client):
+        for stop in (None, lambda timings: None):
+            async with asyncio.timeout(30):
+                result = await drive(
+                    requests(3, every_s=60.0), client, "open", DriveOptions(budget_s=0.2), stop_when=stop
+                )
+            assert [t.error for t in result.timings] == [None]
+            assert result.num_unsent == 2
+
+
 async def test_a_cap_delays_sends_and_says_so() -> None:
     async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (server, client):
         result = await drive(requests(10, every_s=0.001), client, "open", DriveOptions(max_in_flight=1))
