@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from inferloop.core.request import Sampling
 from inferloop.engine.compute.philox import gumbel
 from inferloop.engine.compute.torch.sampler import logprobs_of, sample, sample_rows
+from inferloop.engine.schedule.columns import sampling_columns
+from inferloop.engine.schedule.sequence import Sequence, SequenceSpec
 from inferloop.engine.schedule.step import SamplingColumns, SparseRows, StepPlan
 
 VOCAB = 64
@@ -81,6 +85,32 @@ def test_filters_leave_what_they_should() -> None:
     assert kept(logits, top_p=1e-6) == {0}
     assert kept(logits, min_p=0.45) == {0, 1, 2}
     assert kept(logits, top_k=3, top_p=0.7) == {0, 1}, "top-p counts the probability that top-k left"
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-20, 1e-6])
+def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, seed=1, top_p=0.9)
+    sequences = [Sequence(SequenceSpec("r", (1,), sampling), 0, 9, frozenset())]
+    plan = plan_of(1)
+    plan = replace(plan, sampling=sampling_columns(sequences, VOCAB))
+    logits = random_logits(20)
+    for row in logits:
+        assert draw(row[None], plan) == [int(row.argmax())]
+
+
+def test_top_p_counts_what_can_never_win() -> None:
+    """Entries that are each hopeless are part of the whole all the same: they decide whether the second is needed."""
+    num = 300
+    logits = torch.full((num, 50_000), -19.5)
+    logits[:, 0], logits[:, 1] = 0.0, -4.0
+    tail = 49_998 * np.exp(-19.5)
+    top_p = np.full(num, 1 / (1 + np.exp(-4.0) + tail / 2), np.float32)
+    assert set(draw(logits, plan_of(num, top_p=top_p))) == {0, 1}
+
+
+def test_more_logprobs_than_vocabulary_are_the_vocabulary() -> None:
+    (found,) = logprobs_of(random_logits(1), torch.tensor([0]), [VOCAB + 1])
+    assert found is not None and len(found.top) == VOCAB
 
 
 def test_top_p_sees_beyond_the_first_thousand() -> None:

@@ -9,13 +9,16 @@ import numpy as np
 from inferloop.engine.schedule.sequence import Sequence
 from inferloop.engine.schedule.step import SamplingColumns, SparseRows
 
+_COLDEST = 1e-5
+"""Below it a draw is greedy for all that fp32 can tell, and logit / temperature may overflow."""
+
 
 def sampling_columns(sequences: list[Sequence], vocab_size: int) -> SamplingColumns:
     wanted = [s.spec.sampling for s in sequences]
     biases = [_bias_of(s) for s in sequences]
     penalized = any(s.seen_counts is not None for s in sequences)
     return SamplingColumns(
-        temperature=np.array([w.temperature for w in wanted], np.float32),
+        temperature=np.array([w.temperature if w.temperature >= _COLDEST else 0.0 for w in wanted], np.float32),
         top_p=np.array([w.top_p for w in wanted], np.float32),
         top_k=np.array([min(w.top_k, vocab_size) for w in wanted], np.int32),
         min_p=np.array([w.min_p for w in wanted], np.float32),

@@ -123,7 +123,7 @@ def _draw(logits: Tensor, plan: StepPlan, rows: SampleRows, random: Int64) -> Te
 def _threshold(scaled: Tensor, top_k: Int32, top_p: Float32, min_p: Float32) -> Tensor:
     """Per row, the smallest logit / temperature that stays in the draw."""
     best = scaled.max(-1).values
-    threshold = best - _REACH
+    threshold = torch.full_like(best, float("-inf"))
     if (min_p > 0).any():
         with np.errstate(divide="ignore"):
             threshold = torch.maximum(threshold, best + torch.from_numpy(np.log(min_p)).to(scaled.device))
@@ -136,12 +136,12 @@ def _threshold(scaled: Tensor, top_k: Int32, top_p: Float32, min_p: Float32) -> 
     if (top_p < 1).any():
         cut = _top_p_cut(scaled, threshold, torch.from_numpy(top_p).to(scaled.device))
         threshold = torch.maximum(threshold, cut)
-    return threshold
+    return torch.maximum(threshold, best - _REACH)
 
 
 def _top_p_cut(scaled: Tensor, threshold: Tensor, top_p: Tensor) -> Tensor:
-    """The smallest value of the shortest run of largest values whose probability reaches top_p, after the filters
-    before it (except that what can never win still counts)."""
+    """The smallest value of the shortest run of largest values whose probability reaches top_p of what the
+    filters before it left."""
     weights = torch.exp(scaled - scaled.max(-1, keepdim=True).values)
     kept = torch.where(scaled >= threshold[:, None], weights, 0.0)
     target = top_p * kept.sum(-1)
@@ -164,7 +164,7 @@ def logprobs_of(logits: Tensor, ids: Tensor, num_top: list[int]) -> list[TokenLo
     index = torch.tensor(asked, device=logits.device)
     table = torch.log_softmax(logits[index].float(), -1)
     chosen = table.gather(1, ids[index][:, None])[:, 0].tolist()
-    widest = max(num_top)
+    widest = min(max(num_top), table.shape[-1])
     values, top_ids = (t.tolist() for t in table.topk(widest, dim=-1))
     for i, row in enumerate(asked):
         top = tuple(zip(top_ids[i][: num_top[row]], values[i][: num_top[row]], strict=True))
