@@ -1,5 +1,17 @@
-"""`python -m inferloop`: the same as the `inferloop` command, for launches that must not depend on PATH."""
+"""`inferloop` and `python -m inferloop`. Importing the verbs takes a moment, and Ctrl-C must end that in order too."""
 
-from inferloop.cli.main import run
+import sys
 
-run()
+
+def main() -> None:
+    try:
+        from inferloop.cli.main import run
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
