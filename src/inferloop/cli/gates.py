@@ -73,7 +73,7 @@ def fleet_gate(sizing: Sizing, fit: FitDecision) -> Gate:
     """Whether what runs here carries the peak. Missing spare replicas are said, and fail nothing: the contract
     promises latency and errors, not survival of a lost replica."""
     if not sizing.fits or sizing.needed is None:
-        return Gate("fleet", "fail", sizing.reason)
+        return Gate("fleet", "inconclusive" if sizing.undecided else "fail", sizing.reason)
     carrying = sizing.needed - sizing.failure_headroom
     if fit.start < carrying:
         short = carrying - fit.start

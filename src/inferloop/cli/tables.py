@@ -26,7 +26,7 @@ def coloured(verdict: str) -> str:
 
 def frontier_table(points: Sequence[BenchPoint]) -> Table:
     """One row per load level, in the order in which they were measured."""
-    table = _table("Frontier of one replica (ms; a dash is not certifiable with that many requests)")
+    table = _table("Frontier of one replica (ms; a dash: too few requests to certify it)")
     table.padding = (0, 2 if stdout.width >= _ROOMY else 1, 0, 0)
     columns = ("point", "offered/s", "done/s", "n", "tok/s", "TTFT p50", "p95", "TPOT p50", "p95", "TTLT p95", "errors")
     for name in columns:

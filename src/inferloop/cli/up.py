@@ -81,6 +81,8 @@ def up(
     outcome = run_async(lambda: job.run(serve_until))
     if once or outcome.summary["proof"] is None:
         _tell(outcome, json_output)
+    if not once and outcome.summary["proof"] is None:
+        stderr.print(f"\nno service was started: {'; '.join(outcome.summary['reasons'])}", markup=False)
     raise typer.Exit(EXIT_BY_VERDICT.get(outcome.summary["verdict"], 1))
 
 

@@ -201,7 +201,7 @@ def judge_errors(limit: float | None, requests: Sequence[RequestTiming]) -> Erro
         return ErrorVerdict("fail", limit, rate, num_failed, n, text)
     missed = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / n) if num_failed == 0 else None
     if missed is not None and missed > limit:
-        text += f"; {n} requests without an error prove no less than {missed:.2g}"
+        text += f"; {n} requests without an error cannot rule out a rate of {missed:.2g}"
     return ErrorVerdict("pass", limit, rate, num_failed, n, text)
 
 

@@ -35,6 +35,8 @@ class Sizing:
     low: int | None
     high: int | None
     reason: str
+    undecided: bool = False
+    """No rate could be certified, so whether it fits is not known; `fits` is then False."""
 
     def as_json(self, *, started: int | None = None) -> dict[str, Any]:
         """`replicas` of summary.json."""
@@ -66,7 +68,7 @@ def size(
         undecided = capacity.method == "undecided"
         what = "cannot be sized" if undecided else "does not fit: one replica keeps the objective at no rate"
         reason = f"{what} ({capacity.reason})"
-        return Sizing(False, peak_qps, 0.0, rho, failure_headroom, None, None, None, reason)
+        return Sizing(False, peak_qps, 0.0, rho, failure_headroom, None, None, None, reason, undecided)
     needed = replicas_for(peak_qps, c, rho) + failure_headroom
     best = c if capacity.high is None else capacity.high
     low = replicas_for(peak_qps, best, rho) + failure_headroom

@@ -88,6 +88,11 @@ def test_a_capacity_of_nothing_fails() -> None:
     assert gates.fleet_gate(sizing, FitDecision(0, 0, ())).verdict == "fail"
 
 
+def test_a_fleet_that_cannot_be_sized_is_an_open_question() -> None:
+    sizing = size(1.0, Capacity(0.0, 0.0, 4.0, "undecided", True, "no rate could be certified"))
+    assert gates.fleet_gate(sizing, FitDecision(0, 0, ())).verdict == "inconclusive"
+
+
 def test_cost_is_never_passed_silently(minimal: Contract, capped: Contract) -> None:
     assert gates.cost_gate(minimal).verdict == "not declared"
     assert gates.cost_gate(capped).verdict == "inconclusive"
