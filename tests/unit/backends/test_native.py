@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -44,9 +45,9 @@ class ByteCodec:
 
 
 class GatedRunner(EchoRunner):
-    """Stands still while the gate is closed, fails when `broken`."""
+    """Stands still while the gate is closed, and fails once so many steps are done."""
 
-    broken = False
+    num_good_steps: float = math.inf
 
     def __init__(self, **sizes: int) -> None:
         super().__init__(**sizes)
@@ -55,7 +56,8 @@ class GatedRunner(EchoRunner):
 
     def wait(self) -> StepResult:
         assert self.gate.wait(10)
-        if self.broken:
+        self.num_good_steps -= 1
+        if self.num_good_steps < 0:
             raise RuntimeError("the device fell off the bus")
         return super().wait()
 
@@ -242,7 +244,10 @@ async def test_a_full_queue_refuses_at_once() -> None:
     async with generator(r, max_sequences=1, max_waiting=1) as g:
         r.gate.clear()
         accepted = [asyncio.create_task(collect(g, request(max_tokens=5))) for _ in range(2)]
-        await asyncio.sleep(0.01)
+        for _ in range(5000):
+            if (g.describe()[1].num_running, g.describe()[1].num_waiting) == (1, 1):
+                break
+            await asyncio.sleep(0.002)
         with pytest.raises(OverloadedError):
             await collect(g, request(max_tokens=5))
         r.gate.set()
@@ -251,13 +256,13 @@ async def test_a_full_queue_refuses_at_once() -> None:
 
 async def test_a_broken_runner_ends_every_request() -> None:
     r = runner()
+    r.num_good_steps = 20
     async with generator(r) as g:
-        stream = g.generate(request(max_tokens=200))
-        await anext(stream)
-        r.broken = True
+        seen: list[int] = []
         with pytest.raises(EngineError):
-            async for _ in stream:
-                pass
+            async for delta in g.generate(request(max_tokens=200)):
+                seen += delta.token_ids
+        assert seen == continuation(list(b"hello"), 200, VOCAB)[: len(seen)] != []
         assert not g.describe()[1].alive
         with pytest.raises(EngineError):
             await collect(g, request())
