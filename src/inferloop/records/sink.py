@@ -82,14 +82,15 @@ class JsonlSink:
 
     Every batch goes to the kernel as soon as the writer has it (no buffer of our own), so a killed process loses only
     what was still queued.
-    `num_written` and `num_lost` only grow; lost are those that met a full queue or a file system that refused them.
+    `num_written` and `num_lost` only grow; lost are those that met a full queue or a file system that refused them,
+    or that JSON cannot hold.
     Raises UsageError when the file cannot be opened or another process writes it.
     """
 
     def __init__(self, path: Path, *, capacity: int = 16384, opener: Callable[[Path], RawFile] = _open_raw) -> None:
         self.path = path
         self.num_written = 0
-        self._lost_queue = self._lost_disk = 0
+        self._lost_queue = self._lost_disk = self._lost_unfit = 0
         self._queue: queue.Queue[Record | None] = queue.Queue(capacity)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,7 @@ class JsonlSink:
 
     @property
     def num_lost(self) -> int:
-        return self._lost_queue + self._lost_disk
+        return self._lost_queue + self._lost_disk + self._lost_unfit
 
     def write(self, record: Record) -> None:
         if self._closed:
@@ -131,9 +132,17 @@ class JsonlSink:
             while len(batch) < _MAX_BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             closing = None in batch
-            lines = [self._encoder.encode(record) + b"\n" for record in batch if record is not None]
+            lines = [line for record in batch if record is not None and (line := self._line(record))]
             if lines:
                 self._append(lines)
+
+    def _line(self, record: Record) -> bytes:
+        """Empty, and counted, for a record that JSON cannot hold: one of them must not cost all that come after it."""
+        try:
+            return self._encoder.encode(record) + b"\n"
+        except (UnicodeError, ValueError, TypeError, OverflowError):
+            self._lost_unfit += 1
+            return b""
 
     def _append(self, lines: list[bytes]) -> None:
         """Write whole lines; what does not fit is cut back to the last whole line and counted as lost."""

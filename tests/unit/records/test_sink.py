@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,16 @@ def drain(sink: JsonlSink, num: int) -> None:
             return
         threading.Event().wait(0.005)
     raise AssertionError("the writer did not catch up")
+
+
+def test_a_record_that_json_cannot_hold_costs_only_itself(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "events.jsonl")
+    for record in (event(1), replace(event(2), replica="a name from argv \udcff"), event(3)):
+        sink.write(record)
+        drain(sink, record.t_engine_in_ns)
+    sink.close()
+    assert read(sink.path) == [event(1), event(3)]
+    assert (sink.num_written, sink.num_lost) == (2, 1)
 
 
 def test_round_trip_and_append(tmp_path: Path) -> None:
