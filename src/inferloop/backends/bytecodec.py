@@ -28,6 +28,10 @@ def render(prompt: Prompt) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def token_bytes(token_id: int) -> bytes:
+    return bytes((token_id,)) if token_id < START else b""
+
+
 def decode(token_ids: Iterable[int]) -> str:
     return bytes(t for t in token_ids if t < START).decode(errors="replace")
 

@@ -33,7 +33,7 @@ class NativeCodec(Protocol):
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str: ...
 
-    def token_text(self, token_id: int) -> str: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
 
     def detokenizer(self) -> IncrementalDecoder: ...
 
@@ -93,8 +93,8 @@ class NativeGenerator:
     def decode(self, token_ids: tuple[int, ...]) -> str:
         return self._codec.decode(token_ids, skip_special=False)
 
-    def token_text(self, token_id: int) -> str:
-        return self._codec.token_text(token_id)
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._codec.token_bytes(token_id)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         self._loop = asyncio.get_running_loop()

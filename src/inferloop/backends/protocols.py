@@ -112,8 +112,8 @@ class TextCodec(Protocol):
 
     def decode(self, token_ids: tuple[int, ...]) -> str: ...
 
-    def token_text(self, token_id: int) -> str:
-        """One token alone, its leading space kept, for log-probabilities."""
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token alone, its leading space kept, for log-probabilities; often a part of a character only."""
         ...
 
 

@@ -115,8 +115,8 @@ class ScriptedGenerator:
     def decode(self, token_ids: tuple[int, ...]) -> str:
         return bytecodec.decode(token_ids)
 
-    def token_text(self, token_id: int) -> str:
-        return bytecodec.decode((token_id,))
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytecodec.token_bytes(token_id)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         prompt_ids = bytecodec.render(request.prompt)

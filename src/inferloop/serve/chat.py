@@ -20,13 +20,13 @@ from inferloop.serve.replies import (
     Usage,
 )
 from inferloop.serve.sse import ChunkWriter
-from inferloop.serve.tokens import public_logprob, token_bytes
+from inferloop.serve.tokens import public_logprob, public_text
 
 _dumps = msgspec.json.encode
 
 
 class ChatEncoder:
-    """See serve.sse.Encoder. `decode_token` gives one token's text, for log-probabilities."""
+    """See serve.sse.Encoder. `token_bytes` tells what one token stands for, for log-probabilities."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ChatEncoder:
         model: str,
         include_usage: bool,
         with_timings: bool,
-        decode_token: Callable[[int], str],
+        token_bytes: Callable[[int], bytes],
     ) -> None:
         self._writer = ChunkWriter(
             id_=id_,
@@ -47,7 +47,7 @@ class ChatEncoder:
             with_timings=with_timings,
         )
         self._id, self._created, self._model, self._with_timings = id_, created, model, with_timings
-        self._decode_token = decode_token
+        self._token_bytes = token_bytes
         self._texts: list[str] = []
         self._logprobs: list[ChatLogprob] | None = None
 
@@ -90,17 +90,17 @@ class ChatEncoder:
     def _chat_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[ChatLogprob]:
         rows = []
         for token_id, row in zip(token_ids, logprobs, strict=True):
-            text = self._decode_token(token_id)
+            token = self._token_bytes(token_id)
             rows.append(
                 ChatLogprob(
-                    token=text,
+                    token=public_text(token),
                     logprob=public_logprob(row.chosen),
-                    bytes=token_bytes(text),
+                    bytes=list(token),
                     top_logprobs=[self._top(other, value) for other, value in row.top],
                 )
             )
         return rows
 
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        text = self._decode_token(token_id)
-        return TopLogprob(token=text, logprob=public_logprob(logprob), bytes=token_bytes(text))
+        token = self._token_bytes(token_id)
+        return TopLogprob(token=public_text(token), logprob=public_logprob(logprob), bytes=list(token))

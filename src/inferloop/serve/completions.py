@@ -10,13 +10,13 @@ from inferloop.backends.protocols import Delta
 from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.serve.replies import Completion, CompletionChoice, CompletionLogprobs, Finish, Timings, Usage
 from inferloop.serve.sse import ChunkWriter
-from inferloop.serve.tokens import public_logprob
+from inferloop.serve.tokens import public_logprob, public_text
 
 _dumps = msgspec.json.encode
 
 
 class CompletionEncoder:
-    """See serve.sse.Encoder. `decode_token` gives one token's text, for log-probabilities."""
+    """See serve.sse.Encoder. `token_bytes` tells what one token stands for, for log-probabilities."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class CompletionEncoder:
         model: str,
         include_usage: bool,
         with_timings: bool,
-        decode_token: Callable[[int], str],
+        token_bytes: Callable[[int], bytes],
     ) -> None:
         self._writer = ChunkWriter(
             id_=id_,
@@ -37,7 +37,7 @@ class CompletionEncoder:
             with_timings=with_timings,
         )
         self._id, self._created, self._model, self._with_timings = id_, created, model, with_timings
-        self._decode_token = decode_token
+        self._token_bytes = token_bytes
         self._texts: list[str] = []
         self._text_length = 0
         self._logprobs: CompletionLogprobs | None = None
@@ -80,10 +80,15 @@ class CompletionEncoder:
     def _completion_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
         rows = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token_id, row in zip(token_ids, logprobs, strict=True):
-            text = self._decode_token(token_id)
+            text = public_text(self._token_bytes(token_id))
             rows.tokens.append(text)
             rows.token_logprobs.append(public_logprob(row.chosen))
-            rows.top_logprobs.append({self._decode_token(t): public_logprob(v) for t, v in row.top})
+            # The chosen token is always there; of several that read the same, the likeliest counts.
+            by_text = {text: row.chosen}
+            for other, value in row.top:
+                name = public_text(self._token_bytes(other))
+                by_text[name] = max(value, by_text.get(name, value))
+            rows.top_logprobs.append({name: public_logprob(value) for name, value in by_text.items()})
             rows.text_offset.append(self._text_length)
             self._text_length += len(text)
         return rows

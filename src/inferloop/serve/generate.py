@@ -117,7 +117,7 @@ class _Answer:
             model=replica.info.model_id,
             include_usage=call.include_usage,
             with_timings=self._with_timings,
-            decode_token=codec.token_text if codec is not None else str,
+            token_bytes=codec.token_bytes if codec is not None else _no_bytes,
         )
         request = GenerateRequest(
             attempt.request_id, attempt.trace, call.prompt, call.sampling, t_engine_in_ns=attempt.t_in_ns
@@ -191,6 +191,10 @@ class _Answer:
 async def _interrupt_on_disconnect(receive: Receive, task: asyncio.Task[object], attempt: Attempt) -> None:
     await wait_disconnect(receive)
     attempt.interrupt(task, "disconnect")
+
+
+def _no_bytes(_: int) -> bytes:
+    return b""
 
 
 def _small_int(text: str | None) -> int:

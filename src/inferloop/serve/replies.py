@@ -40,7 +40,7 @@ class Timings(Struct, kw_only=True):
 class TopLogprob(Struct, kw_only=True):
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
 
 
 class ChatLogprob(TopLogprob, kw_only=True):

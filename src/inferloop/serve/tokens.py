@@ -10,6 +10,6 @@ def public_logprob(value: float) -> float:
     return max(float(value), _LOWEST)
 
 
-def token_bytes(text: str) -> list[int] | None:
-    """None for a token that is a part of a character only."""
-    return None if "�" in text else list(text.encode())
+def public_text(token: bytes) -> str:
+    """A part of a character shows as U+FFFD; the bytes beside it tell what it is."""
+    return token.decode("utf-8", "replace")

@@ -37,8 +37,8 @@ class ByteCodec:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         return bytecodec.decode(ids)
 
-    def token_text(self, token_id: int) -> str:
-        return bytecodec.decode((token_id,))
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytecodec.token_bytes(token_id)
 
     def detokenizer(self) -> bytecodec.ByteDecoder:
         return bytecodec.ByteDecoder()

@@ -58,9 +58,9 @@ class Codec:
         """The text of ids; invalid bytes become U+FFFD."""
         return self.tokenizer.decode(ids, skip_special=skip_special)
 
-    def token_text(self, token_id: int) -> str:
+    def token_bytes(self, token_id: int) -> bytes:
         """One token alone, its leading space kept, control tokens included."""
-        return self.tokenizer.token_text(token_id)
+        return self.tokenizer.token_bytes(token_id)
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder for one answer."""

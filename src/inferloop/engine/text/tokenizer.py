@@ -68,9 +68,9 @@ class Tokenizer:
         text = self.vocabulary.bytes_of(ids, skip_special=skip_special).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.vocabulary.strips_leading_space else text
 
-    def token_text(self, token_id: int) -> str:
-        """One token as people read it, control tokens included; for logprobs and debugging."""
-        return self.vocabulary.bytes_of([token_id], skip_special=False).decode("utf-8", "replace")
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, control tokens included; often a part of a character only."""
+        return self.vocabulary.bytes_of([token_id], skip_special=False)
 
     def _without_special(self) -> Inner:
         with self._plain_lock:
