@@ -57,6 +57,9 @@ def check(
 
 def evidence_for(contract: Contract, runs_dir: Path) -> list[Evidence]:
     """What the service's finished runs under `runs_dir` show, oldest first. Unreadable folders are named on stderr."""
+    from inferloop.evals.load import load_suite
+
+    suite = load_suite(Path(contract.quality.suite)).digest if contract.quality else None
     found: list[tuple[int, Evidence]] = []
     for header in sorted(runs_dir.glob(f"*/{HEADER}")):
         try:
@@ -64,11 +67,16 @@ def evidence_for(contract: Contract, runs_dir: Path) -> list[Evidence]:
         except RecordError as error:
             stderr.print(f"skipped: {escape(str(error))}")
             continue
-        if run.header.service != contract.service or not run.complete or run.summary is None:
+        if not run.complete or run.summary is None:
+            continue
+        if run.header.verb == "eval":  # it knows no contract: what counts is the suite and the model
+            if (run.summary.get("suite", {}).get("digest"), run.summary.get("model")) != (suite, contract.model.id):
+                continue
+        elif run.header.service != contract.service:
             continue
         if run.header.options.get("target") == "scripted":
             continue  # a played script shows how a client behaves, nothing of the service
-        current = run.header.contract_digest == contract.digest
+        current = run.header.verb == "eval" or run.header.contract_digest == contract.digest
         summary = {"run": str(run.path)} | run.summary
         found.append((run.header.t_start_wall_ns, Evidence.of(run.header.verb, summary, current=current)))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]

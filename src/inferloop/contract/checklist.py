@@ -25,16 +25,34 @@ class Evidence:
     verdict: str
     current: bool
     modes: frozenset[str] = frozenset()
-    parts: frozenset[str] = frozenset()
-    """Names of the blocks its summary has."""
+    quality_floor: float | None = None
+    """The suite's score with every case without one counted as wrong; None: no suite was run."""
+    sized: bool = False
+    served: bool = False
+    """Replicas ran behind a gateway and were asked."""
 
     @classmethod
     def of(cls, verb: str, summary: Mapping[str, Any], *, current: bool) -> Evidence:
         """From a run's summary; blocks that it lacks are simply not proven."""
         points = summary.get("points") or ()
         modes = frozenset(str(p["mode"]) for p in points if isinstance(p, Mapping) and p.get("mode"))
-        parts = frozenset(key for key, value in summary.items() if value)
-        return cls(str(summary.get("run", "")), verb, str(summary.get("verdict", "")), current, modes, parts)
+        floor = _block(summary if verb == "eval" else _block(summary, "quality"), "bounds").get("worst")
+        replicas = _block(summary, "replicas")
+        return cls(
+            run=str(summary.get("run", "")),
+            verb=verb,
+            verdict=str(summary.get("verdict", "")),
+            current=current,
+            modes=modes,
+            quality_floor=floor if isinstance(floor, int | float) else None,
+            sized=replicas.get("needed") is not None,
+            served=verb == "serve" or bool(replicas.get("started") and summary.get("proof")),
+        )
+
+
+def _block(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = summary.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +94,13 @@ def _quality(contract: Contract, runs: Sequence[Evidence]) -> Step:
     if gate is None:
         return Step(1, title, "open", "no quality suite declared", "quality: {suite: ...}")
     name = gate.name or gate.suite
-    judged = [r for r in runs if r.verb == "eval" or {"quality", "cases"} & r.parts]
+    judged = [r for r in runs if r.quality_floor is not None]
     if not judged:
         return Step(1, title, "partly", f"{name} declared, not run yet", "inferloop eval SUITE --target URL")
-    if judged[-1].verdict == "fail":
-        return Step(1, title, "partly", f"{name} was run and failed: {judged[-1].run}", "the cases that failed")
+    floor = judged[-1].quality_floor
+    if floor is None or floor < gate.minimum:
+        said = f"{name} scored {floor:.3g} of {gate.minimum:g}: {judged[-1].run}"
+        return Step(1, title, "partly", said, "the cases that failed")
     return Step(1, title, "covered", f"{name} was run: {judged[-1].run}")
 
 
@@ -130,8 +150,8 @@ def _frontier(runs: Sequence[Evidence]) -> Step:
 
 def _fleet(runs: Sequence[Evidence]) -> Step:
     title = "Design the fleet: allocation, health, headroom, recovery"
-    sized = [r for r in runs if "replicas" in r.parts]
-    served = [r for r in sized if r.verb == "up"]
+    sized = [r for r in runs if r.sized]
+    served = [r for r in sized if r.served]
     if served:
         return Step(8, title, "covered", f"sized and run: {served[-1].run}")
     if sized:
@@ -142,7 +162,7 @@ def _fleet(runs: Sequence[Evidence]) -> Step:
 def _observed(contract: Contract, runs: Sequence[Evidence]) -> Step:
     title = "Record events: tokens, stage times, replica, hardware, evals"
     capture = f"capture: {contract.privacy.capture}"
-    served = [r for r in runs if r.verb in ("up", "serve")]
+    served = [r for r in runs if r.served]
     if not served:
         return Step(9, title, "open", f"no service has run yet; {capture}", "inferloop up CONTRACT")
     if contract.privacy.capture == "none":

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from inferloop.cli import main
 from inferloop.cli.check import check, evidence_for
 from inferloop.contract.load import load
+from inferloop.evals.load import load_suite
 from inferloop.records.run import RunWriter
 
 SOUND = """\
@@ -90,6 +91,19 @@ def test_what_cannot_run_here_is_a_warning(path: Path, model: str, key: str, say
     assert code == 0
     (reason,) = found["reasons"]
     assert reason.startswith(f"{key}: ") and says in reason
+
+
+def test_a_suite_run_counts_for_its_suite_and_model(path: Path, tmp_path: Path) -> None:
+    (path.parent / "evals").mkdir()
+    (path.parent / "evals" / "tiny.yaml").write_text(SUITE)
+    path.write_text(SOUND + "quality_gate: tiny\n")
+    digest = load_suite(path.parent / "evals" / "tiny.yaml").digest
+    for suite, model in [("other", "smollm2-135m-instruct"), (digest, "other"), (digest, "smollm2-135m-instruct")]:
+        assert as_json(str(path))[1]["checklist"][0]["status"] == "partly"
+        with RunWriter(tmp_path / "runs", verb="eval", service="whatever") as writer:
+            summary = {"suite": {"digest": suite}, "model": model, "bounds": {"worst": 1.0}}
+            writer.finish({"verdict": "not declared", "reasons": [], **summary})
+    assert as_json(str(path))[1]["checklist"][0]["status"] == "covered"
 
 
 def test_a_played_script_is_no_evidence(path: Path, tmp_path: Path) -> None:

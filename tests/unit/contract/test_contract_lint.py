@@ -128,9 +128,29 @@ def test_a_full_run_covers_quality_frontier_and_fleet(tmp_path: Path) -> None:
     (tmp_path / "evals" / "s.yaml").write_text("x")
     base = {"model": "m", "qps": 1, "input_tokens": 3, "output_tokens": 3, "quality_gate": "s"}
     gated = parse(base, base=tmp_path)
-    summary = {"verdict": "pass", "points": [], "replicas": {"needed": 2}, "quality": {"score": 1.0}}
+    summary = {"verdict": "pass", "points": [], "replicas": {"needed": 2, "started": 1}} | {
+        "quality": {"bounds": {"worst": 1.0}},
+        "proof": {"chats": []},
+    }
     up = Evidence.of("up", summary, current=True)
     found = status(gated, up)
     assert (found[1], found[8], found[9]) == ("covered", "covered", "partly")
-    failed = Evidence.of("eval", {"verdict": "fail"}, current=True)
+    failed = Evidence.of("eval", {"verdict": "not declared", "bounds": {"worst": 0.5}}, current=True)
     assert status(gated)[1] == status(gated, failed)[1] == "partly"
+    right = Evidence.of("eval", {"verdict": "not declared", "bounds": {"worst": 1.0}}, current=True)
+    assert status(gated, right)[1] == "covered"
+
+
+def test_a_run_that_ended_before_it_served_shows_what_it_did(tmp_path: Path) -> None:
+    (tmp_path / "evals").mkdir()
+    (tmp_path / "evals" / "s.yaml").write_text("x")
+    gated = parse({"model": "m", "qps": 1, "input_tokens": 3, "output_tokens": 3, "quality_gate": "s"}, base=tmp_path)
+    summary: dict[str, object] = {
+        "verdict": "fail",
+        "points": [],
+        "quality": {"verdict": "pass", "bounds": {"worst": 1.0}},
+        "replicas": {"needed": None, "started": 0},
+        "proof": None,
+    }
+    found = status(gated, Evidence.of("up", summary, current=True))
+    assert (found[1], found[8], found[9]) == ("covered", "open", "open"), "the suite passed, the fleet never ran"
