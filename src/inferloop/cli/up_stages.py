@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from inferloop.backends.conformance import CheckResult, run_checks
 from inferloop.backends.protocols import LaunchSpec
 from inferloop.bench.result import BenchResult
@@ -180,7 +178,7 @@ class Up:
             )
             bench = await self._bench(writer, files, process.url) if answers_right else None
             grace_s = spec.drain_timeout_s
-            return Measured(checks, quality, bench, _tree_bytes(process.pid))
+            return Measured(checks, quality, bench, process.memory_bytes())
         finally:
             await process.stop(grace_s)
 
@@ -263,9 +261,3 @@ class Up:
     def _stage(self, writer: RunWriter, name: str, title: str) -> Iterator[None]:
         with writer.stage(name), self._narrator.stage(title):
             yield
-
-
-def _tree_bytes(pid: int) -> int:
-    """Resident bytes of a process and its children; what a further replica will need."""
-    process = psutil.Process(pid)
-    return sum(p.memory_info().rss for p in (process, *process.children(recursive=True)))

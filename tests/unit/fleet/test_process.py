@@ -86,6 +86,16 @@ async def test_cancelling_a_stop_kills_at_once(tmp_path: Path) -> None:
     assert await process.wait() == -signal.SIGKILL
 
 
+async def test_memory_is_of_the_whole_tree_and_a_dead_engine_has_none(tmp_path: Path) -> None:
+    process = await ReplicaProcess.start_ready(spec_of(SERVER, "--child"), log_path=tmp_path / "log")
+    alone = psutil.Process(process.pid).memory_info().rss
+    assert process.memory_bytes() >= alone > 1 << 20
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    with pytest.raises(LaunchError, match="-9"):
+        process.memory_bytes()
+
+
 async def test_a_killed_engine_is_noticed_and_what_it_left_is_gone(tmp_path: Path) -> None:
     process = await ReplicaProcess.start_ready(spec_of(SERVER, "--child"), log_path=tmp_path / "log")
     tree = below(process.guard_pid)

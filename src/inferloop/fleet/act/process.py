@@ -179,6 +179,20 @@ class ReplicaProcess:
         """None while running; negative for death by signal, as in subprocess."""
         return self._exit.result() if self._exit.done() else None
 
+    def memory_bytes(self) -> int:
+        """Resident bytes of the engine and all it has started. Raises LaunchError (with the end of the log) when the
+        engine is gone."""
+        total = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            engine = psutil.Process(self.pid)
+            for process in (engine, *engine.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    total += process.memory_info().rss
+        if self._exit.done() or not total:
+            code = self.returncode
+            raise self._launch_error("is gone" if code is None else f"exited with code {code} while it was in use")
+        return total
+
     async def wait(self) -> int:
         """The exit code, once the engine has ended and what it left behind is gone."""
         return await asyncio.shield(self._exit)
