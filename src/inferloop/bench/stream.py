@@ -8,6 +8,7 @@ are output like any other.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from inferloop.bench.sse import EventParser
 from inferloop.measure.timing import Chunk
 
 _decode = msgspec.json.Decoder().decode
+_MAX_COUNT = 2**31 - 1
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "refusal")
 
 
@@ -47,8 +49,10 @@ class StreamReader:
     def __init__(self, *, keep_text: bool = False) -> None:
         self._events = EventParser()
         self._frames: list[tuple[int, int | None, int | None]] = []  # arrival, server's count, usage so far
-        self._usage: dict[str, Any] = {}
-        self._timings: dict[str, Any] = {}
+        self._num_input: int | None = None
+        self._num_output: int | None = None
+        self._num_cached = 0
+        self._queue_ms: float | None = None
         self._finish_reason: str | None = None
         self._t_first_answer_ns: int | None = None
         self._done = False
@@ -63,7 +67,7 @@ class StreamReader:
                 continue
             try:
                 event = _decode(data)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 self._error = self._error or "protocol"
                 continue
             if not isinstance(event, dict):
@@ -73,7 +77,7 @@ class StreamReader:
             else:
                 try:
                     self._take(t_ns, event)
-                except (AttributeError, TypeError, KeyError):  # JSON, but not shaped like a chunk
+                except (AttributeError, TypeError, KeyError, ValueError):  # JSON, but not shaped like a chunk
                     self._error = self._error or "protocol"
 
     def finish(self, *, cut: bool = False) -> StreamResult:
@@ -85,17 +89,14 @@ class StreamReader:
             error = "truncated"
         if error is None and not chunks:
             error = "empty_stream"
-        total = self._usage.get("completion_tokens")
-        details = self._usage.get("prompt_tokens_details") or {}
-        queue_ms = self._timings.get("queue_ms")
         return StreamResult(
             error=error,
             chunks=chunks,
-            num_input_tokens=self._usage.get("prompt_tokens"),
-            num_output_tokens=total if isinstance(total, int) else sum(c.num_tokens for c in chunks),
-            num_cached_tokens=details.get("cached_tokens") or 0,
+            num_input_tokens=self._num_input,
+            num_output_tokens=sum(c.num_tokens for c in chunks) if self._num_output is None else self._num_output,
+            num_cached_tokens=self._num_cached,
             finish_reason=self._finish_reason,
-            queue_ms=float(queue_ms) if isinstance(queue_ms, int | float) else None,
+            queue_ms=self._queue_ms,
             t_first_answer_ns=self._t_first_answer_ns,
             counted_by=counted_by,
             count_mismatch=mismatch,
@@ -103,22 +104,27 @@ class StreamReader:
         )
 
     def _take(self, t_ns: int, event: dict[str, Any]) -> None:
-        usage = event.get("usage")
-        timings = event.get("inferloop")
         choices = event.get("choices") or ()
-        if isinstance(usage, dict):
-            self._usage = usage
-        if isinstance(timings, dict) and "queue_ms" in timings:
-            self._timings = timings
-        if not choices:
-            return
-        choice = choices[0]
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        told = timings.get("num_tokens") if isinstance(timings, dict) and "queue_ms" not in timings else None
+        usage: dict[str, Any] = event.get("usage") or {}
+        timings: dict[str, Any] = event.get("inferloop") or {}
+        if choices:
+            self._take_choice(t_ns, choices[0], usage, timings)
+        if usage:
+            self._num_output = _count(usage, "completion_tokens")
+            self._num_input = _count(usage, "prompt_tokens")
+            self._num_cached = _count(usage.get("prompt_tokens_details") or {}, "cached_tokens") or 0
+        if timings.get("queue_ms") is not None:
+            self._queue_ms = _milliseconds(timings["queue_ms"])
+
+    def _take_choice(self, t_ns: int, choice: dict[str, Any], usage: dict[str, Any], timings: dict[str, Any]) -> None:
         has_output, is_answer, text = _content(choice)
+        told = None if "queue_ms" in timings else _count(timings, "num_tokens")  # beside queue_ms stands the total
         if has_output or told:
-            so_far = usage.get("completion_tokens") if isinstance(usage, dict) else None
-            self._frames.append((t_ns, told, so_far))
+            self._frames.append((t_ns, told, _count(usage, "completion_tokens")))
+        reason = choice.get("finish_reason")
+        if not isinstance(reason, str | None):
+            raise TypeError("finish_reason is not a text")
+        self._finish_reason = reason or self._finish_reason
         if is_answer and self._t_first_answer_ns is None:
             self._t_first_answer_ns = t_ns
         if self._texts is not None:
@@ -126,7 +132,7 @@ class StreamReader:
 
     def _chunks(self) -> tuple[tuple[Chunk, ...], str, bool]:
         times = [t for t, _, _ in self._frames]
-        total = self._usage.get("completion_tokens")
+        total = self._num_output
         if not times:
             return (), "frames", False
         if all(told is not None for _, told, _ in self._frames):
@@ -135,10 +141,25 @@ class StreamReader:
             seen = [so_far or 0 for _, _, so_far in self._frames]
             counts, source = [b - a for a, b in zip([0, *seen], seen, strict=False)], "usage"
         else:
-            counts, source = _spread(total if isinstance(total, int) else len(times), len(times)), "frames"
-        mismatch = isinstance(total, int) and abs(sum(counts) - total) > 1
+            counts, source = _spread(len(times) if total is None else total, len(times)), "frames"
+        mismatch = total is not None and abs(sum(counts) - total) > 1
         kept = tuple(Chunk(t, n) for t, n in zip(times, counts, strict=True) if n > 0)
         return kept, source, mismatch
+
+
+def _count(values: dict[str, Any], name: str) -> int | None:
+    """Raises ValueError for what is there and is no count: it must not reach a sum or a record."""
+    value = values.get(name)
+    if value is None or (type(value) is int and 0 <= value <= _MAX_COUNT):
+        return value
+    raise ValueError(f"{name} is no count: {value!r}")
+
+
+def _milliseconds(value: Any) -> float:
+    """Raises ValueError for what is no duration."""
+    if type(value) in (int, float) and 0 <= value < math.inf:
+        return float(value)
+    raise ValueError(f"no duration: {value!r}")
 
 
 def _spread(total: int, num_frames: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,6 +134,34 @@ def test_what_is_not_json_is_a_protocol_error() -> None:
     assert read([(1, b"data: <html>\n\n" + DONE)]).error == "protocol"
     for body in (b"5", b'{"choices": [5]}', b'{"choices": 5}', b'{"choices": [{"text": 5}], "usage": 3}'):
         assert read([(1, b"data: " + body + b"\n\n" + DONE)], cut=False).error in ("protocol", "empty_stream")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"usage": {"completion_tokens": "12"}},
+        {"usage": {"completion_tokens": 3.5}},
+        {"usage": {"prompt_tokens": -1}},
+        {"usage": {"prompt_tokens": 2**31}},
+        {"usage": {"prompt_tokens_details": 5}},
+        {"usage": {"prompt_tokens_details": {"cached_tokens": "x"}}},
+        {"inferloop": {"num_tokens": "7"}},
+        {"inferloop": {"num_tokens": -7}},
+        {"inferloop": {"num_tokens": True}},
+        {"inferloop": {"queue_ms": -1.0}},
+        {"inferloop": {"queue_ms": "soon"}},
+    ],
+)
+def test_counts_that_are_none_are_a_protocol_error_and_reach_no_record(more: dict[str, Any]) -> None:
+    found = read([(1, frame({"content": "a"}, **more) + frame({"content": "b"}) + DONE)])
+    assert found.error == "protocol"
+    assert [c.num_tokens for c in found.chunks] in ([1], [1, 1])
+    assert (found.num_input_tokens, found.num_cached_tokens, found.queue_ms) == (None, 0, None)
+
+
+def test_nothing_a_server_sends_raises() -> None:
+    assert read([(1, frame({"content": "a"}) + b"data: " + b"[" * 100_000 + b"\n\n" + DONE)]).error == "protocol"
+    assert read([(1, frame({"content": "a"}, finish=7) + DONE)]).error == "protocol"  # type: ignore[arg-type]
 
 
 def test_thinking_is_output_but_not_the_answer() -> None:
