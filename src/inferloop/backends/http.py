@@ -295,7 +295,7 @@ class HttpClient:
             raise HttpError("protocol", f"GET {self.base_url}{path}: HTTP {response.status}: {_excerpt(body)}")
         try:
             return json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise HttpError("protocol", f"GET {self.base_url}{path}: not JSON: {_excerpt(body)}") from None
 
     async def close(self) -> None:

@@ -67,7 +67,7 @@ class Asker:
             raise HttpError("protocol", f"{path}: HTTP {status}")
         try:
             return json.loads(data)[name]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
             raise HttpError("protocol", f"{path}: no {name!r} in the answer") from error
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:

@@ -13,7 +13,7 @@ def read_whole(status: int, body: bytes) -> Reply:
     """An unstreamed answer or an error object."""
     try:
         data = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Reply(status, body_problem=f"the body is not JSON: {body[:80]!r}")
     if not isinstance(data, dict):
         return Reply(status, body_problem="the body is not a JSON object")
@@ -25,8 +25,10 @@ def read_whole(status: int, body: bytes) -> Reply:
     try:
         choice = data["choices"][0]
         text = choice["message"]["content"] if "message" in choice else choice["text"]
+        if not isinstance(text, str | None):
+            raise TypeError("the text is not a string")
         return _with_usage(Reply(status, text, choice.get("finish_reason")), data.get("usage"))
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
         return Reply(status, body_problem=f"not an OpenAI answer: {type(error).__name__} {error}")
 
 
@@ -50,9 +52,9 @@ def read_stream(status: int, body: bytes) -> Reply:
             usage = frame.get("usage") or usage
             for choice in frame["choices"]:
                 piece = choice["delta"].get("content") if "delta" in choice else choice["text"]
-                text += piece or ""
+                text += "" if piece is None else piece
                 finish_reason = choice.get("finish_reason") or finish_reason
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             return Reply(status, body_problem=f"not a frame: {type(error).__name__} in {data[:80]!r}")
     if not done:
         return Reply(status, text=text, body_problem="the stream ended without [DONE]")

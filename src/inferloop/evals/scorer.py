@@ -132,7 +132,7 @@ def json_value(case: Case, seen: Observation) -> Score:
         return text
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return wrong(f"not JSON ({error}): {shown(text)}")
     return RIGHT if same_json(found, case.expect) else wrong(f"got {shown(found)}, expected {shown(case.expect)}")
 

@@ -34,6 +34,7 @@ def says(text: str | None, status: int = 200, **more: Any) -> Observation:
         ("json", {"a": 1}, '{"a": true}', 0.0),
         ("json", {"a": 1}, '{"a": 1', 0.0),
         ("json", None, "null", 1.0),
+        ("json", [], "[" * 100_000, 0.0),
     ],
 )
 def test_answers(kind: CaseKind, expect: Any, text: str, value: float) -> None:
@@ -121,12 +122,18 @@ def test_whole_answers_are_read() -> None:
     assert read_whole(400, b'{"error": {"param": "top_p", "message": "m"}}') == Reply(400, error_param="top_p")
 
 
-STRANGE = [(200, b"<html>"), (200, b"[]"), (200, b"{}"), (200, b'{"choices": []}'), (200, b"")]
+DEEP = b"[" * 100_000
+STRANGE = [
+    *[(200, b"<html>"), (200, b"[]"), (200, b"{}"), (200, b'{"choices": []}'), (200, b""), (200, DEEP), (500, DEEP)],
+    *[(200, b'{"choices": [{"text": %s}]}' % text) for text in (b"5", b"[]", b'{"a": "b"}')],
+]
 
 
 @pytest.mark.parametrize(("status", "body"), [*STRANGE, (400, b'{"detail": "x"}'), (502, b"bad gateway")])
 def test_strange_bodies_are_problems_not_exceptions(status: int, body: bytes) -> None:
     assert read_whole(status, body).body_problem
+    if body not in (b"", b'{"choices": []}'):  # in a stream these are a comment's worth, or usage alone
+        assert read_stream(status, b"data: " + body + b"\n\ndata: [DONE]\n\n").body_problem
 
 
 def sse(*frames: Any, end: str = "\n\n") -> bytes:
