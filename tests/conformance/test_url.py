@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from inferloop.backends.conformance import CHECKS, Check, Target, run_check
 from inferloop.backends.http import HttpClient
+from inferloop.backends.protocols import GenerateRequest, Prompt
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.backends.url import UrlGenerator
-from inferloop.core.errors import EnvironmentLacksError
+from inferloop.core.errors import EngineError, EnvironmentLacksError
+from inferloop.core.ids import TraceContext
+from inferloop.core.request import Sampling
 from inferloop.records.sink import DropSink
 from inferloop.serve.app import build_app
 from inferloop.serve.config import ServeConfig
@@ -62,3 +66,29 @@ async def test_connecting_to_nothing_says_so() -> None:
     async with serving(app) as url:
         with pytest.raises(EnvironmentLacksError, match="serves m, not 'x'"):
             await UrlGenerator.connect(url, "x")
+
+
+@pytest.mark.parametrize("event", [b"{", b"[]", b'{"choices":[{}]}', b'{"choices":[{"delta":7}]}', b'{"error":1}'])
+async def test_nonsense_from_behind_is_an_engine_error(event: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        body, kind = b'{"data":[{"id":"m"}]}', b"application/json"
+        if head.startswith(b"POST"):
+            body, kind = b"data: " + event + b"\n\ndata: [DONE]\n\n", b"text/event-stream"
+        status = b"404 Not Found" if b"/identity" in head else b"200 OK"
+        writer.write(b"HTTP/1.1 %b\r\ncontent-type: %b\r\nconnection: close\r\n" % (status, kind))
+        writer.write(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    generator = await UrlGenerator.connect(f"http://{host}:{port}", "m")
+    asked = GenerateRequest("r", TraceContext.new(), Prompt(text="x"), Sampling(), 0)
+    with pytest.raises(EngineError):
+        async for _ in generator.generate(asked):
+            pass
+    assert generator.describe()[1].num_running == 0
+    await generator.close()
+    server.close()
+    await server.wait_closed()

@@ -78,6 +78,8 @@ class UrlGenerator:
             yield last
         except HttpError as error:
             raise EngineError(f"the server behind failed: {error.kind}") from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise EngineError("the server behind answered what is not the OpenAI API") from error
         finally:
             self._num_running -= 1
             if response is not None:
