@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -19,35 +19,17 @@ from inferloop.serve.replies import (
     TopLogprob,
     Usage,
 )
-from inferloop.serve.sse import ChunkWriter
+from inferloop.serve.sse import AnswerHead, ChunkWriter
 from inferloop.serve.tokens import public_logprob, public_text
 
 _dumps = msgspec.json.encode
 
 
 class ChatEncoder:
-    """See serve.sse.Encoder. `token_bytes` tells what one token stands for, for log-probabilities."""
+    """See serve.sse.Encoder."""
 
-    def __init__(
-        self,
-        *,
-        id_: str,
-        created: int,
-        model: str,
-        include_usage: bool,
-        with_timings: bool,
-        token_bytes: Callable[[int], bytes],
-    ) -> None:
-        self._writer = ChunkWriter(
-            id_=id_,
-            object_="chat.completion.chunk",
-            created=created,
-            model=model,
-            include_usage=include_usage,
-            with_timings=with_timings,
-        )
-        self._id, self._created, self._model, self._with_timings = id_, created, model, with_timings
-        self._token_bytes = token_bytes
+    def __init__(self, head: AnswerHead) -> None:
+        self._head, self._writer = head, ChunkWriter(head, "chat.completion.chunk")
         self._texts: list[str] = []
         self._logprobs: list[ChatLogprob] | None = None
 
@@ -82,15 +64,16 @@ class ChatEncoder:
             logprobs=None if self._logprobs is None else ChatLogprobs(content=self._logprobs),
             finish_reason=finish,
         )
-        answer = ChatCompletion(id=self._id, created=self._created, model=self._model, choices=[choice], usage=usage)
-        if self._with_timings:
+        head = self._head
+        answer = ChatCompletion(id=head.id, created=head.created, model=head.model, choices=[choice], usage=usage)
+        if head.with_timings:
             answer.inferloop = timings
         return _dumps(answer)
 
     def _chat_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[ChatLogprob]:
         rows = []
         for token_id, row in zip(token_ids, logprobs, strict=True):
-            token = self._token_bytes(token_id)
+            token = self._head.token_bytes(token_id)
             rows.append(
                 ChatLogprob(
                     token=public_text(token),
@@ -102,5 +85,5 @@ class ChatEncoder:
         return rows
 
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        token = self._token_bytes(token_id)
+        token = self._head.token_bytes(token_id)
         return TopLogprob(token=public_text(token), logprob=public_logprob(logprob), bytes=list(token))

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from inferloop.backends.protocols import Delta
 from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.serve.replies import Completion, CompletionChoice, CompletionLogprobs, Finish, Timings, Usage
-from inferloop.serve.sse import ChunkWriter
+from inferloop.serve.sse import AnswerHead, ChunkWriter
 from inferloop.serve.tokens import public_logprob, public_text
 
 _dumps = msgspec.json.encode
 
 
 class CompletionEncoder:
-    """See serve.sse.Encoder. `token_bytes` tells what one token stands for, for log-probabilities."""
+    """See serve.sse.Encoder."""
 
-    def __init__(
-        self,
-        *,
-        id_: str,
-        created: int,
-        model: str,
-        include_usage: bool,
-        with_timings: bool,
-        token_bytes: Callable[[int], bytes],
-    ) -> None:
-        self._writer = ChunkWriter(
-            id_=id_,
-            object_="text_completion",
-            created=created,
-            model=model,
-            include_usage=include_usage,
-            with_timings=with_timings,
-        )
-        self._id, self._created, self._model, self._with_timings = id_, created, model, with_timings
-        self._token_bytes = token_bytes
+    def __init__(self, head: AnswerHead) -> None:
+        self._head, self._writer = head, ChunkWriter(head, "text_completion")
         self._texts: list[str] = []
         self._text_length = 0
         self._logprobs: CompletionLogprobs | None = None
@@ -72,21 +54,22 @@ class CompletionEncoder:
 
     def body(self, finish: Finish, usage: Usage, timings: Timings) -> bytes:
         choice = CompletionChoice(text="".join(self._texts), logprobs=self._logprobs, finish_reason=finish)
-        answer = Completion(id=self._id, created=self._created, model=self._model, choices=[choice], usage=usage)
-        if self._with_timings:
+        head = self._head
+        answer = Completion(id=head.id, created=head.created, model=head.model, choices=[choice], usage=usage)
+        if head.with_timings:
             answer.inferloop = timings
         return _dumps(answer)
 
     def _completion_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
         rows = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token_id, row in zip(token_ids, logprobs, strict=True):
-            text = public_text(self._token_bytes(token_id))
+            text = public_text(self._head.token_bytes(token_id))
             rows.tokens.append(text)
             rows.token_logprobs.append(public_logprob(row.chosen))
             # The chosen token is always there; of several that read the same, the likeliest counts.
             by_text = {text: row.chosen}
             for other, value in row.top:
-                name = public_text(self._token_bytes(other))
+                name = public_text(self._head.token_bytes(other))
                 by_text[name] = max(value, by_text.get(name, value))
             rows.top_logprobs.append({name: public_logprob(value) for name, value in by_text.items()})
             rows.text_offset.append(self._text_length)

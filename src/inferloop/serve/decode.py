@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from inferloop.core.errors import RequestError, nearest
 
 T = TypeVar("T", bound=msgspec.Struct)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?:\.(?P<path>.+))?`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*)`")
 _NOT_TEXT = re.compile(r"^messages\[\d+\]\.content\[\d+\]")
+
+_THREAD_ABOVE_BYTES = 65536
+"""Shorter bodies are checked within a millisecond or two."""
+
+
+async def beside_loop(read: Callable[Concatenate[bytes, P], R], body: bytes, *args: P.args, **kwargs: P.kwargs) -> R:
+    """`read(body, ...)`, in a thread when the body is so large that reading it would hold up other requests."""
+    if len(body) > _THREAD_ABOVE_BYTES:
+        return await asyncio.to_thread(read, body, *args, **kwargs)
+    return read(body, *args, **kwargs)
 
 
 def decode_body(body: bytes, type_: type[T]) -> T:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from inferloop.backends.protocols import GenerateRequest, GeneratorInfo
 from inferloop.core.errors import EngineError, InferloopError, OverloadedError, RequestError
 from inferloop.core.ids import TraceContext, new_id
+from inferloop.core.units import NS_PER_S
 from inferloop.serve import sse
 from inferloop.serve.asgi import (
     REQUEST_ID,
@@ -26,14 +27,12 @@ from inferloop.serve.asgi import (
 )
 from inferloop.serve.chat import ChatEncoder
 from inferloop.serve.completions import CompletionEncoder
+from inferloop.serve.decode import beside_loop
 from inferloop.serve.errors import NOT_FAULTS, error_object, log_bug
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica
 from inferloop.serve.replies import Finish
 from inferloop.serve.wire import Call, parse_chat, parse_completion
-
-_THREAD_ABOVE_BYTES = 65536
-"""Shorter bodies are checked within a millisecond or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Dialect:
     """How one endpoint reads requests and writes answers."""
 
     parse: Callable[[bytes, GeneratorInfo], Call]
-    encoder: Callable[..., sse.Encoder]
+    encoder: Callable[[sse.AnswerHead], sse.Encoder]
     id_prefix: str
 
 
@@ -103,22 +102,19 @@ class _Answer:
 
     async def run(self, body: bytes) -> None:
         attempt, replica = self._attempt, self._attempt.replica
-        if len(body) > _THREAD_ABOVE_BYTES:
-            call = await asyncio.to_thread(self._dialect.parse, body, replica.info)
-        else:
-            call = self._dialect.parse(body, replica.info)
-        attempt.call = call
+        attempt.call = call = await beside_loop(self._dialect.parse, body, replica.info)
         codec = replica.codec
         if call.sampling.num_logprobs is not None and codec is None:
             raise RequestError("log-probabilities are not supported by this backend", param="logprobs")
-        encoder = self._dialect.encoder(
-            id_=new_id(self._dialect.id_prefix),
-            created=attempt.t_wall_ns // 1_000_000_000,
+        head = sse.AnswerHead(
+            id=new_id(self._dialect.id_prefix),
+            created=attempt.t_wall_ns // NS_PER_S,
             model=replica.info.model_id,
             include_usage=call.include_usage,
             with_timings=self._with_timings,
             token_bytes=codec.token_bytes if codec is not None else _no_bytes,
         )
+        encoder = self._dialect.encoder(head)
         request = GenerateRequest(
             attempt.request_id, attempt.trace, call.prompt, call.sampling, t_engine_in_ns=attempt.t_in_ns
         )

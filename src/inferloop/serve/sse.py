@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -17,6 +19,19 @@ HEADERS = [
 ]
 
 _dumps = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What is the same in every chunk of an answer, and how it was asked for. `with_timings` adds our extension object;
+    `token_bytes` tells what one token stands for, for log-probabilities."""
+
+    id: str
+    created: int
+    model: str
+    include_usage: bool
+    with_timings: bool
+    token_bytes: Callable[[int], bytes]
 
 
 class Encoder(Protocol):
@@ -44,15 +59,13 @@ class Encoder(Protocol):
 
 
 class ChunkWriter:
-    """`data: {head, choices: [...], usage, inferloop}` around a choice. `with_timings` adds our extension object."""
+    """`data: {head, choices: [...], usage, inferloop}` around a choice."""
 
-    def __init__(
-        self, *, id_: str, object_: str, created: int, model: str, include_usage: bool, with_timings: bool
-    ) -> None:
-        head = _dumps({"id": id_, "object": object_, "created": created, "model": model})
-        self._open = b"data: " + head[:-1] + b',"choices":['
-        self._usage = b',"usage":null' if include_usage else b""
-        self._include_usage, self._with_timings = include_usage, with_timings
+    def __init__(self, head: AnswerHead, object_: str) -> None:
+        fields = _dumps({"id": head.id, "object": object_, "created": head.created, "model": head.model})
+        self._open = b"data: " + fields[:-1] + b',"choices":['
+        self._usage = b',"usage":null' if head.include_usage else b""
+        self._include_usage, self._with_timings = head.include_usage, head.with_timings
 
     def choice(self, choice: bytes, timings: Timings | None) -> bytes:
         extension = b',"inferloop":' + _dumps(timings) if self._with_timings and timings is not None else b""

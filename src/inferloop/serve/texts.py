@@ -11,7 +11,7 @@ from starlette.responses import Response
 from inferloop.backends.protocols import Prompt, TextCodec
 from inferloop.core.errors import RequestError
 from inferloop.serve.asgi import read_body
-from inferloop.serve.decode import decode_body
+from inferloop.serve.decode import beside_loop, decode_body
 from inferloop.serve.errors import ModelNotFoundError
 from inferloop.serve.health import json_response
 from inferloop.serve.replica import Replica
@@ -44,24 +44,31 @@ class TextEndpoints:
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request.receive, self._replica.config.max_body_bytes)
-        asked = decode_body(body, TokenizeRequest)
-        self._check_model(asked.model)
-        if (asked.prompt is None) == (asked.messages is None):
-            raise RequestError("give exactly one of prompt and messages", param="prompt")
-        prompt = (
-            Prompt(text=asked.prompt) if asked.messages is None else Prompt(messages=plain_messages(asked.messages))
-        )
+        prompt = await beside_loop(self._prompt, body)
         tokens = await asyncio.to_thread(self._codec().render, prompt)
         context_length = self._replica.info.context_length
         return json_response(TokenizeResponse(count=len(tokens), max_model_len=context_length, tokens=list(tokens)))
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request.receive, self._replica.config.max_body_bytes)
+        tokens = await beside_loop(self._tokens, body)
+        text = await asyncio.to_thread(self._codec().decode, tokens)
+        return json_response(DetokenizeResponse(prompt=text))
+
+    def _prompt(self, body: bytes) -> Prompt:
+        asked = decode_body(body, TokenizeRequest)
+        self._check_model(asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise RequestError("give exactly one of prompt and messages", param="prompt")
+        if asked.messages is not None:
+            return Prompt(messages=plain_messages(asked.messages))
+        return Prompt(text=asked.prompt)
+
+    def _tokens(self, body: bytes) -> tuple[int, ...]:
         asked = decode_body(body, DetokenizeRequest)
         self._check_model(asked.model)
         check_token_ids(asked.tokens, self._replica.info.vocab_size, "tokens")
-        text = await asyncio.to_thread(self._codec().decode, tuple(asked.tokens))
-        return json_response(DetokenizeResponse(prompt=text))
+        return tuple(asked.tokens)
 
     def _model(self) -> Model:
         replica = self._replica

@@ -10,6 +10,7 @@ from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.serve.chat import ChatEncoder
 from inferloop.serve.completions import CompletionEncoder
 from inferloop.serve.replies import CachedTokens, Timings, Usage
+from inferloop.serve.sse import AnswerHead
 
 VOCABULARY = (b"a", "é".encode()[:1], "é".encode()[1:], b" b")
 USAGE = Usage(prompt_tokens=1, completion_tokens=3, total_tokens=4, prompt_tokens_details=CachedTokens(cached_tokens=0))
@@ -22,9 +23,7 @@ DELTA = Delta("aé", (0, 1, 2), 0, ROWS)
 
 
 def answer(encoder_type: type[ChatEncoder] | type[CompletionEncoder], delta: Delta = DELTA) -> Any:
-    encoder = encoder_type(
-        id_="i", created=0, model="m", include_usage=False, with_timings=False, token_bytes=VOCABULARY.__getitem__
-    )
+    encoder = encoder_type(AnswerHead("i", 0, "m", False, False, VOCABULARY.__getitem__))
     encoder.collect(delta)
     return json.loads(encoder.body("stop", USAGE, Timings(num_tokens=0)))["choices"][0]["logprobs"]
 
