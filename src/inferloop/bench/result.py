@@ -79,12 +79,23 @@ class BenchResult:
 
 
 def frontier_of(points: Sequence[BenchPoint]) -> Frontier:
-    """The open points whose numbers may be used."""
+    """The open points whose numbers may be used. A window of some hundred arrivals may by chance have been lighter than
+    the rate it was drawn for: then it stands for what really arrived, and for no more than was asked when heavier."""
     return Frontier.of(
-        FrontierPoint(p.offered_qps, p.summary.achieved_qps, p.summary.output_tok_s, p.slo.verdict, p.slo.margin)
+        FrontierPoint(
+            _rate(p.offered_qps, p.summary.arrival_qps),
+            p.summary.achieved_qps,
+            p.summary.output_tok_s,
+            p.slo.verdict,
+            p.slo.margin,
+        )
         for p in points
         if p.mode == "open" and p.offered_qps is not None and not p.void
     )
+
+
+def _rate(offered_qps: float, arrival_qps: float | None) -> float:
+    return offered_qps if arrival_qps is None else min(offered_qps, arrival_qps)
 
 
 def saturated(points: Sequence[BenchPoint]) -> Capacity:

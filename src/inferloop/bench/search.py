@@ -34,7 +34,7 @@ from inferloop.core.units import NS_PER_S
 from inferloop.measure.frontier import Capacity
 from inferloop.measure.quantiles import min_samples
 from inferloop.measure.samples import CENSORED
-from inferloop.measure.summary import Mode, summarize
+from inferloop.measure.summary import Mode, arrival_rate, summarize
 from inferloop.measure.timing import RequestTiming
 from inferloop.measure.verdict import hopeless, judge
 from inferloop.records.run import RunWriter
@@ -43,6 +43,7 @@ _JUDGE_EVERY = 8
 _HOPELESS_FROM = 32
 """Slow requests come together, when the machine is busy for a moment; the bound takes them for independent."""
 _PEAK_LOOKS = 3
+_ODD_ARRIVALS = 0.05
 _LEAST_PLANNED = 20
 _LEAST_WINDOW_SHARE = 0.1
 """Of the budget: how long an open point is measured at least, though the time is spent."""
@@ -299,9 +300,12 @@ class _Bench:
         slo = judge(self._contract.slo, judged)
         num_censored = sum(t.error == CENSORED for t in measured)
         summary = summarize(judged, mode=mode, offered_qps=qps)
-        summary = replace(summary, num_requests=len(measured), num_censored=num_censored)
+        arrival_qps = arrival_rate(measured)
+        summary = replace(summary, num_requests=len(measured), num_censored=num_censored, arrival_qps=arrival_qps)
         checks = self_checks(result, measured, planned, self._contract.slo, workload.prefix_reuse)
         notes = list(checks.notes)
+        if qps and arrival_qps and abs(arrival_qps / qps - 1) > _ODD_ARRIVALS:
+            notes.append(f"by chance {arrival_qps:.3g} requests/s arrived in this window, not {qps:.3g}")
         if workload.num_clipped:
             notes.append(f"{workload.num_clipped} of {len(planned)} requests were shortened to fit the context")
         if result.stopped == "cut":

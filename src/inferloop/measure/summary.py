@@ -66,8 +66,11 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class PointSummary:
-    """One point of a bench run. The response latencies and the schedule delay are None in closed loops.
+    """One point of a bench run. The response latencies, the schedule delay and the arrival rate are None in closed
+    loops.
 
+    arrival_qps     (requests - 1) / (last - first intended instant): the rate that the arrivals as drawn amount to; in
+                    a short window it differs from the offered one by chance
     achieved_qps    (completions - 1) / (last - first completion) when completions span most of the run, so that neither
                     the filling nor the draining of the pipeline counts; else completions / whole span, a lower bound.
                     `achieved_basis` says which: completions | span
@@ -76,6 +79,7 @@ class PointSummary:
 
     mode: Mode
     offered_qps: float | None
+    arrival_qps: float | None
     achieved_qps: float | None
     achieved_basis: str
     num_requests: int
@@ -118,6 +122,7 @@ def summarize(requests: Sequence[RequestTiming], *, mode: Mode, offered_qps: flo
     return PointSummary(
         mode=mode,
         offered_qps=offered_qps,
+        arrival_qps=arrival_rate(requests),
         achieved_qps=qps,
         achieved_basis=basis,
         num_requests=len(requests),
@@ -135,6 +140,12 @@ def summarize(requests: Sequence[RequestTiming], *, mode: Mode, offered_qps: flo
         stutter=stutter(requests),
         **latencies,
     )
+
+
+def arrival_rate(requests: Sequence[RequestTiming]) -> float | None:
+    """Requests that fell due per second, whether they were sent in time or not; None below two."""
+    due = sorted(r.t_intended_ns for r in requests if r.t_intended_ns is not None)
+    return (len(due) - 1) * NS_PER_S / (due[-1] - due[0]) if due and due[-1] > due[0] else None
 
 
 def achieved_rate(requests: Sequence[RequestTiming]) -> tuple[float | None, str]:

@@ -47,6 +47,7 @@ def test_client_backlog_shows_up_in_response_latency() -> None:
     assert quantile(response, 0.5) == pytest.approx(2600.0)
     assert quantile(response, 0.99) == pytest.approx(5100.0)
     delay = summarize(requests, mode="open", offered_qps=10.0).schedule_delay_ms
+    assert summarize(requests, mode="open", offered_qps=12.0).arrival_qps == pytest.approx(10.0)
     assert delay is not None
     assert delay.p50 == pytest.approx(2400.0)
 
@@ -56,6 +57,7 @@ def test_a_closed_loop_has_no_response_latency() -> None:
     assert json["response_ttft_ms"] is None
     assert json["response_ttlt_ms"] is None
     assert json["schedule_delay_ms"] is None
+    assert json["arrival_qps"] is None
 
 
 def test_chunks_of_several_tokens_are_not_tokens() -> None:
