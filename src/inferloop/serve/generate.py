@@ -34,6 +34,9 @@ from inferloop.serve.replica import Replica
 from inferloop.serve.replies import Finish
 from inferloop.serve.wire import Call, parse_chat, parse_completion
 
+_TELL_TIMEOUT_S = 1.0
+"""How long a failure waits for a client that does not read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -177,11 +180,12 @@ class _Answer:
             await self._tell(OverloadedError("this replica is shutting down"))
 
     async def _tell(self, error: BaseException) -> None:
-        with contextlib.suppress(OSError):
-            if self._started:
-                await send_body(self._send, sse.error_event(error_object(error)))
-            else:
-                await send_error(self._send, error)
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_TELL_TIMEOUT_S):
+                if self._started:
+                    await send_body(self._send, sse.error_event(error_object(error)))
+                else:
+                    await send_error(self._send, error)
 
 
 async def _interrupt_on_disconnect(receive: Receive, task: asyncio.Task[object], attempt: Attempt) -> None:

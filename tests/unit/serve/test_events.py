@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from starlette.types import Message
 
 from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient
@@ -24,6 +25,7 @@ from inferloop.records.event import Content, ReplicaEvent
 from inferloop.records.sink import JsonlSink, Record
 from inferloop.serve import app, generate
 from inferloop.serve.app import build_app
+from inferloop.serve.asgi import REQUEST_ID
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.replica import Replica
 from inferloop.serve.run import serving
@@ -178,6 +180,33 @@ async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.M
         for num_chars, status in ((10, 200), (100_000, 400)):
             assert (await s.post({"prompt": "x" * num_chars, "max_tokens": 1}))[0] == status
     assert [t != threading.get_ident() for t in threads] == [False, True]
+
+
+async def test_a_client_that_stopped_reading_does_not_hold_up_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_TELL_TIMEOUT_S", 0.01)
+    sink, stuck = ListSink(), asyncio.Event()
+    replica = Replica(ScriptedGenerator(FAST, model_id="m"), ServeConfig(drain_timeout_s=0), sink)
+    messages = [{"type": "http.request", "body": b'{"model":"m","prompt":"x","stream":true}'}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            stuck.set()
+            await asyncio.Event().wait()
+
+    endpoint = generate.GenerateEndpoint(replica, generate.COMPLETIONS)
+    answering = asyncio.create_task(endpoint({"type": "http", "headers": [], REQUEST_ID: "r"}, receive, send))
+    await stuck.wait()
+    async with asyncio.timeout(4):
+        await replica.drain()
+        await answering
+    assert replica.attempts == {}
+    assert [(e.finish_reason, e.error_class) for e in sink.events] == [("abort", "drain")]
 
 
 @pytest.mark.parametrize("stream", [True, False])
