@@ -125,7 +125,7 @@ def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
     stdout.print(frontier_table(result.points))
     if result.judged is not None:
         stdout.print()
-        stdout.print(slo_table(result.judged.slo))
+        stdout.print(slo_table(result.judged))
     c = result.capacity
     above = "no measured rate failed" if c.high is None else f"{c.high:.3g} fails"
     stdout.print(f"\ncapacity  {c.qps:.3g} queries/s of one replica: {c.low:.3g} passes, {above}; {c.method}")

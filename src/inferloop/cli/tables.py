@@ -11,7 +11,6 @@ from inferloop.bench.result import BenchPoint
 from inferloop.cli.common import stdout
 from inferloop.cli.gates import Gate
 from inferloop.measure.summary import Latency
-from inferloop.measure.verdict import SloVerdict
 
 _ROOMY = 92
 """Columns from which the frontier has room for wider gaps."""
@@ -49,9 +48,10 @@ def frontier_table(points: Sequence[BenchPoint]) -> Table:
     return table
 
 
-def slo_table(slo: SloVerdict) -> Table:
-    """One row per objective, and one for the error rate when it is declared."""
-    table = _table("Objectives at the peak")
+def slo_table(point: BenchPoint) -> Table:
+    """One row per objective of the judged point, and one for the error rate when it is declared."""
+    slo = point.slo
+    table = _table(f"Objectives at the point `{point.name}`" if point.name != "peak" else "Objectives at the peak")
     for name in ("objective", "verdict", "why"):
         table.add_column(name, overflow="fold")
     for found in slo.objectives:

@@ -98,7 +98,7 @@ def _tell(outcome: Outcome, json_output: bool) -> None:
         stdout.print(frontier_table(bench.points))
         if bench.judged is not None:
             stdout.print()
-            stdout.print(slo_table(bench.judged.slo))
+            stdout.print(slo_table(bench.judged))
     if outcome.sizing is not None:
         stdout.print(f"\n[bold]Sizing[/]  {outcome.sizing.reason}; started here: {outcome.summary['fit']['start']}")
     stdout.print()

@@ -93,3 +93,4 @@ def test_a_forgotten_replica_takes_nothing_and_its_leases_still_come_back() -> N
     assert router.num_in_flight == 1
     lease.release()
     assert router.num_in_flight == 0
+    assert router.snapshot() == (), "a replica that is gone must not haunt the metrics"

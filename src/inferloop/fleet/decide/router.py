@@ -86,10 +86,12 @@ class Router:
         self._max_in_flight = max_in_flight
         self._ready: set[str] = set()
         self._in_flight: dict[str, int] = {}
+        self._gone: set[str] = set()
 
     def set_ready(self, replica_id: str, ready: bool) -> None:
         """Make a replica (new or known) eligible or not. What it has in flight stays counted."""
         self._in_flight.setdefault(replica_id, 0)
+        self._gone.discard(replica_id)
         if ready:
             self._ready.add(replica_id)
         else:
@@ -98,8 +100,9 @@ class Router:
     def forget(self, replica_id: str) -> None:
         """The replica is gone for good; leases still out are counted until they come back."""
         self._ready.discard(replica_id)
-        if not self._in_flight.get(replica_id):
-            self._in_flight.pop(replica_id, None)
+        if replica_id in self._in_flight:
+            self._gone.add(replica_id)
+            self._drop_if_gone(replica_id)
 
     def admit(self, *, exclude: Collection[str] = ()) -> Lease | Choice:
         """A Lease on the chosen replica, or the refusing Choice."""
@@ -112,6 +115,12 @@ class Router:
     def _leave(self, replica_id: str) -> None:
         self._in_flight[replica_id] -= 1
         assert self._in_flight[replica_id] >= 0, f"{replica_id} left more often than entered"
+        self._drop_if_gone(replica_id)
+
+    def _drop_if_gone(self, replica_id: str) -> None:
+        if replica_id in self._gone and not self._in_flight[replica_id]:
+            self._gone.discard(replica_id)
+            del self._in_flight[replica_id]
 
     def in_flight(self, replica_id: str) -> int:
         return self._in_flight.get(replica_id, 0)
