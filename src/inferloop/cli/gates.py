@@ -57,14 +57,17 @@ def objective_gate(bench_verdict: str, bench_reasons: Sequence[str], frontier: F
     """The objectives at the peak. One replica was measured at the whole peak; when it cannot carry that alone, what
     counts is a certified rate, below every failing one, at or above the share that each of the started ones gets."""
     why = "; ".join(bench_reasons)
-    if bench_verdict in ("pass", "void", "not declared"):
+    if bench_verdict == "not declared":
+        return Gate("objectives", "not declared", why or "the contract declares no objective")
+    if bench_verdict in ("pass", "void"):
         return Gate("objectives", bench_verdict, why or "one replica alone kept them at the whole peak")
     kept_qps = frontier.capacity().low
     if kept_qps >= share_qps:
         return Gate(
             "objectives",
             "pass",
-            f"each replica gets {share_qps:.3g} queries/s of the peak, and one alone kept them at {kept_qps:.3g}",
+            f"each replica gets {share_qps:.3g} queries/s of the peak, and one alone kept them at {kept_qps:.3g}; "
+            f"measured at the whole peak it was {bench_verdict}",
         )
     return Gate("objectives", bench_verdict, why or "not kept at the peak")
 

@@ -52,9 +52,15 @@ def test_a_peak_that_one_replica_keeps_needs_no_further_argument() -> None:
     assert gates.objective_gate("pass", (), Frontier.of([]), 2.0).verdict == "pass"
 
 
+def test_no_objective_is_said_so() -> None:
+    gate = gates.objective_gate("not declared", (), Frontier.of([]), 2.0)
+    assert (gate.verdict, gate.reason) == ("not declared", "the contract declares no objective")
+
+
 def test_several_replicas_are_judged_at_the_share_that_each_gets() -> None:
     frontier = Frontier.of([point(2.0, "pass"), point(4.0, "pass"), point(9.0, "fail")])
-    assert gates.objective_gate("fail", ("slow",), frontier, 3.0).verdict == "pass"
+    kept = gates.objective_gate("fail", ("slow",), frontier, 3.0)
+    assert (kept.verdict, "at the whole peak it was fail" in kept.reason) == ("pass", True)
     assert gates.objective_gate("fail", ("slow",), frontier, 4.5).verdict == "fail"
 
 
