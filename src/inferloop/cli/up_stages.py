@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from inferloop.backends.conformance import CheckResult, run_checks
+from inferloop.backends.http import HttpClient
 from inferloop.backends.protocols import LaunchSpec
 from inferloop.bench.result import BenchResult
 from inferloop.bench.search import BenchOptions, BenchProgress, run_bench
+from inferloop.bench.target import describe_target
 from inferloop.cli import gates, wire
 from inferloop.cli.gates import Gate
 from inferloop.cli.narrate import Narrator
@@ -167,6 +169,7 @@ class Up:
             )
         grace_s = 0.0
         try:
+            writer.update(identity=await self._identity(process.url))
             with self._stage(writer, "protocol", "protocol checks"):
                 checks = tuple(await run_checks(process.url, contract.model.id))
                 protocol = gates.protocol_gate(checks)
@@ -181,6 +184,13 @@ class Up:
             return Measured(checks, quality, bench, process.memory_bytes())
         finally:
             await process.stop(grace_s)
+
+    async def _identity(self, url: str) -> dict[str, Any] | None:
+        client = HttpClient(url)
+        try:
+            return (await describe_target(client, model=self._contract.model.id)).identity
+        finally:
+            await client.close()
 
     async def _judge_quality(self, writer: RunWriter, url: str) -> dict[str, Any] | None:
         gate = self._contract.quality
