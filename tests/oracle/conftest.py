@@ -129,6 +129,7 @@ def generate(embedded_model: ModelFiles) -> Generate:
         options: Options,
         sampling: Sampling | Sequence[Sampling] = GREEDY,
         preempted: list[int] | None = None,
+        cached: dict[int, int] | None = None,
     ) -> list[list[int]]:
         config = TorchConfig(dtype="fp32", deterministic=options.deterministic, num_blocks=options.num_blocks)
         runner = TorchRunner(header, weights, config)
@@ -153,6 +154,8 @@ def generate(embedded_model: ModelFiles) -> Generate:
             runner.submit(plan)
             for update in scheduler.commit(plan, runner.wait()):
                 answers[int(update.request_id)] += update.token_ids
+                if cached is not None:
+                    cached[int(update.request_id)] = update.num_cached_tokens
         scheduler.check()
         if preempted is not None:
             preempted.append(scheduler.num_preemptions)

@@ -48,3 +48,18 @@ def test_with_preemption(generate: Generate, options: Any, prompts: Prompts, ref
     got = generate(prompts, options(num_blocks=20), preempted=preempted)
     assert got == reference
     assert preempted[0] > 0
+
+
+def test_from_cached_beginnings(
+    generate: Generate, options: Any, prompts: Prompts, reference: list[list[int]], full: bool
+) -> None:
+    """One after the other: cold, then from the cache; another prompt meets what it has in common with the first."""
+    long = [i for i, prompt in enumerate(prompts) if len(prompt) > 16][: None if full else 2]
+    num_new = 64 if full else 16
+    asked = [i for i in long for _ in range(2)]
+    cached: dict[int, int] = {}
+    sampling = Sampling(temperature=0.0, max_tokens=num_new)
+    got = generate([prompts[i] for i in asked], options(max_sequences=1), sampling, cached=cached)
+    assert got == [reference[i][:num_new] for i in asked]
+    assert cached[0] == 0
+    assert all(cached[n] >= (len(prompts[i]) - 1) // 16 * 16 for n, i in enumerate(asked) if n % 2)

@@ -135,6 +135,7 @@ class NativeGenerator:
             trace=request.trace,
             t_engine_in_ns=request.t_engine_in_ns,
             priority=request.priority,
+            cache_salt=request.cache_salt,
         )
         try:
             self._engine.submit(token_request)

@@ -33,6 +33,7 @@ class NativeOptions:
     kv_memory_mib: int = 512
     context_length: int | None = None
     num_threads: int | None = None
+    share_prefixes: bool = True
 
 
 def load_native(
@@ -58,6 +59,7 @@ def load_native(
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
         context_length=options.context_length,
+        share_prefixes=options.share_prefixes,
     )
     identity = native_identity(files, codec, runner.info, options, served_name or files.model_id)
     return NativeGenerator(codec, runner, engine_config, identity, clock=clock)
@@ -85,6 +87,7 @@ def native_identity(
             "max_step_tokens": options.max_step_tokens,
             "max_sequences": options.max_sequences,
             "block_size": info.block_size,
+            "share_prefixes": options.share_prefixes,
         },
     )
 

@@ -31,6 +31,8 @@ class GenerateRequest:
     sampling: Sampling
     t_engine_in_ns: int
     priority: int = 0
+    cache_salt: str = ""
+    """Prompts share what is cached only with prompts under the same salt."""
 
 
 @dataclass(frozen=True, slots=True)

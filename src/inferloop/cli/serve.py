@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import platform
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inferloop.cli.common import CacheDirOption, is_interactive, stderr, verb
+from inferloop.cli.common import CacheDirOption, verb
 from inferloop.core.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -68,6 +67,9 @@ def serve(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; default is torch's choice.")] = None,
     cache_dir: CacheDirOption = None,
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Keep computed prompts, and start from them when another prompt begins alike.")
+    ] = True,
     script: Annotated[
         list[str] | None, typer.Option(help="scripted: KEY=VALUE of the script; may be repeated.")
     ] = None,
@@ -119,6 +121,7 @@ def serve(
         kv_memory_mib=kv_memory_mib,
         context_length=context_length,
         num_threads=threads,
+        share_prefixes=enable_prefix_caching,
     )
     played = parse_script(script or []) if backend is Backend.scripted else None
     _run(model, served_model_name, cache_dir, options, played, config, events, (host, port), port_file)
@@ -142,18 +145,12 @@ def _run(
     from inferloop.serve.run import bind
     from inferloop.serve.run import serve as run_server
 
-    name = served_model_name or model
-
-    def tell(url: str) -> None:
-        stderr.print(f"serving {name} on {url}  (Ctrl-C stops it when running requests are done)", markup=False)
-
     with bind(*address) as sock:
-        run = functools.partial(run_server, sock=sock, port_file=port_file, tell=tell if is_interactive() else None)
         sink = DropSink() if events is None else JsonlSink(events)
         content_sink = None if config.content_path is None else JsonlSink(config.content_path)
         if script is not None:
-            scripted = ScriptedGenerator(script, model_id=name)
-            run(build_app(scripted, config, sink, content_sink=content_sink))
+            scripted = ScriptedGenerator(script, model_id=served_model_name or model)
+            run_server(build_app(scripted, config, sink, content_sink=content_sink), sock, port_file=port_file)
             return
         from inferloop.backends.native_load import load_native
         from inferloop.cli.models import model_progress
@@ -164,7 +161,7 @@ def _run(
         native = load_native(files, options, served_name=served_model_name)
         native.start()
         try:
-            run(build_app(native, config, sink, content_sink=content_sink))
+            run_server(build_app(native, config, sink, content_sink=content_sink), sock, port_file=port_file)
         finally:
             native.stop()
 

@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 class EngineConfig:
     """`max_step_tokens`: token budget of a step; `max_sequences`: most that run together; `max_waiting`: most that
     queue behind them. `eos_token_ids` end a sequence unless it ignores them. `context_length` below the model's own
-    bounds prompt and output together."""
+    bounds prompt and output together. `share_prefixes`: keep what finished sequences computed, and let those that begin
+    alike start from it."""
 
     eos_token_ids: tuple[int, ...] = ()
     context_length: int | None = None
@@ -35,6 +36,7 @@ class EngineConfig:
     max_sequences: int = 32
     max_waiting: int = 256
     retry_after_s: float = 1.0
+    share_prefixes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Engine:
             max_sequences=config.max_sequences,
             max_waiting=config.max_waiting,
             retry_after_s=config.retry_after_s,
+            share_prefixes=config.share_prefixes,
         )
         self._scheduler = Scheduler(self._config)
         self._thread = threading.Thread(target=self._run, name="inferloop-engine", daemon=True)
@@ -305,6 +308,8 @@ class Engine:
             kv_blocks_total=scheduler.num_blocks_total,
             kv_blocks_used=scheduler.num_blocks_used if self._failure is None else 0,
             num_preemptions=scheduler.num_preemptions,
+            prefix_cache_queries=scheduler.num_prefix_queries,
+            prefix_cache_hits=scheduler.num_prefix_hits,
             prompt_tokens=before.prompt_tokens + num_prompt,
             generation_tokens=before.generation_tokens + sum(len(u.token_ids) for u in updates),
         )
@@ -319,4 +324,5 @@ def _spec_of(request: TokenRequest) -> SequenceSpec:
         sampling=request.sampling,
         seed=secrets.randbits(64) if seed is None else seed & 0xFFFF_FFFF_FFFF_FFFF,
         priority=request.priority,
+        namespace=("salt", request.cache_salt) if request.cache_salt else (),
     )

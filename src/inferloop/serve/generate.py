@@ -119,7 +119,12 @@ class _Answer:
         )
         encoder = self._dialect.encoder(head)
         request = GenerateRequest(
-            attempt.request_id, attempt.trace, call.prompt, call.sampling, t_engine_in_ns=attempt.t_in_ns
+            attempt.request_id,
+            attempt.trace,
+            call.prompt,
+            call.sampling,
+            t_engine_in_ns=attempt.t_in_ns,
+            cache_salt=call.cache_salt,
         )
         await (self._stream(request, encoder) if call.stream else self._whole(request, encoder))
 

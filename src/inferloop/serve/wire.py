@@ -53,6 +53,12 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
+    cache_salt: (
+        Annotated[
+            str, Meta(min_length=1, max_length=256, description="Prompts share a prefix cache only under one salt.")
+        ]
+        | None
+    ) = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
@@ -138,6 +144,7 @@ class Call:
     sampling: Sampling
     stream: bool
     include_usage: bool
+    cache_salt: str = ""
 
 
 def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
@@ -174,7 +181,8 @@ def _call(request: Common, prompt: Prompt, sampling: Sampling) -> Call:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise RequestError("min_tokens must not exceed max_tokens", param="min_tokens")
-    return Call(prompt, sampling, bool(request.stream), bool(options and options.include_usage))
+    include_usage = bool(options and options.include_usage)
+    return Call(prompt, sampling, bool(request.stream), include_usage, request.cache_salt or "")
 
 
 def _check_common(request: Common, info: GeneratorInfo) -> None:

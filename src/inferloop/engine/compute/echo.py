@@ -59,6 +59,8 @@ class EchoRunner:
     def submit(self, plan: StepPlan) -> None:
         assert self._result is None, "one step at a time"
         offsets, token_ids = [0], list[int]()
+        for memory, pairs in zip(self._memory, plan.copies, strict=bool(plan.copies)):
+            memory[pairs[:, 1]] = memory[pairs[:, 0]]
         for i in range(plan.num_sequences):
             tokens = plan.token_ids[plan.offsets[i] : plan.offsets[i + 1]].tolist()
             self._write(plan, i, tokens)

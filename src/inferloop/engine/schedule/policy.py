@@ -24,6 +24,8 @@ class ScheduleConfig:
     max_sequences: int = 32
     max_waiting: int = 256
     retry_after_s: float = 1.0
+    share_prefixes: bool = True
+    """Keep what finished sequences computed, and let those that begin alike start from it."""
 
     @property
     def max_total_tokens(self) -> int:

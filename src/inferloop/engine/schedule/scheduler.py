@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,12 @@ from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.engine.schedule.blocks import BlockTables
 from inferloop.engine.schedule.columns import sampling_columns
 from inferloop.engine.schedule.policy import ScheduleConfig, choose_victim, may_admit, resolve_max_tokens
+from inferloop.engine.schedule.radix import Blocks, Match
 from inferloop.engine.schedule.sequence import NO_SLOT, Sequence, SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import StepPlan, StepResult
 
+_COPY_ABOVE_SHARE = 0.25
+"""A block is copied when at least this share of it is of use; below, computing those few tokens is as cheap."""
 _Chunk = tuple[Sequence, int]
 """A sequence and how many of its known tokens the step computes."""
 
@@ -47,6 +51,8 @@ class Scheduler:
         self.config = config
         self.changes = StepChanges()
         self.num_preemptions = 0
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
         self._eos = frozenset(config.eos_token_ids)
         self._tables = BlockTables(
             num_groups=config.num_kv_groups,
@@ -54,7 +60,9 @@ class Scheduler:
             block_size=config.block_size,
             num_slots=config.max_sequences,
             max_tokens=config.max_total_tokens,
+            share_prefixes=config.share_prefixes,
         )
+        self._copies: list[tuple[Blocks, Blocks]] = []
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         self._running: list[Sequence] = []
@@ -155,6 +163,7 @@ class Scheduler:
             num_planned = int(plan.offsets[i + 1] - plan.offsets[i]) - int(plan.num_drafts[i])
             sequence.num_computed += num_planned + max(0, len(sampled) - 1)
             sequence.drafts = ()
+            self._publish(sequence)
             if not sampled:
                 continue
             num_kept, finish_reason, stop_reason = sequence.accept(sampled)
@@ -187,7 +196,7 @@ class Scheduler:
             return 0
         stepping = self._running[: self.config.max_step_tokens]
         spare_budget = self.config.max_step_tokens > len(stepping)
-        if spare_budget and self._waiting and self._admissible(self._waiting[0][1]):
+        if spare_budget and self._waiting and self._admissible(self._waiting[0][1]) is not None:
             return 0
         low, high = 0, min(s.num_remaining for s in stepping)
         while low < high:
@@ -266,21 +275,48 @@ class Scheduler:
 
     def _plan_admissions(self, chunks: list[_Chunk], budget: int, admitted: list[str]) -> None:
         """In order, and nobody overtakes a head that does not fit: that is what keeps long prompts from starving."""
-        while budget and self._waiting and self._admissible(self._waiting[0][1]):
+        while budget and self._waiting:
+            match = self._admissible(self._waiting[0][1])
+            if match is None:
+                return
             _, sequence = heapq.heappop(self._waiting)
-            sequence.slot = heapq.heappop(self._free_slots)
-            self._tables.grow(sequence.slot, self._tables.blocks_for(sequence.num_known))
-            bisect.insort(self._running, sequence, key=lambda s: s.order)
-            num = min(budget, sequence.num_known)
+            self._admit(sequence, match)
+            num = min(budget, sequence.num_known - sequence.num_computed)
             chunks.append((sequence, num))
             budget -= num
             admitted.append(sequence.spec.request_id)
 
-    def _admissible(self, sequence: Sequence) -> bool:
-        num_missing = self._tables.blocks_for(sequence.num_known)
-        return bool(self._free_slots) and may_admit(num_missing, self._tables.num_free, len(self._running))
+    def _admissible(self, sequence: Sequence) -> Match | None:
+        """The known beginning to start from when the sequence may enter now, else None."""
+        if not self._free_slots:
+            return None
+        # The last known token is always computed: its hidden state is what the next one is sampled from.
+        match = self._tables.find(sequence.spec.namespace, sequence.token_ids, sequence.num_known - 1)
+        num_missing = self._tables.blocks_for(sequence.num_known) - len(match.nodes)
+        num_free = self._tables.num_free - match.num_idle  # what it starts from can no longer make room
+        return match if may_admit(num_missing, num_free, len(self._running)) else None
+
+    def _admit(self, sequence: Sequence, match: Match) -> None:
+        slot = sequence.slot = heapq.heappop(self._free_slots)
+        self._tables.attach(slot, match)
+        self._tables.grow(slot, self._tables.num_missing(slot, sequence.num_known))
+        sequence.num_computed = len(match.nodes) * self.config.block_size
+        if match.partial is not None and _COPY_ABOVE_SHARE * self.config.block_size <= match.num_partial:
+            self._copies.append((match.partial.blocks, self._tables.blocks_at(slot, len(match.nodes))))
+            sequence.num_computed += match.num_partial
+        if not sequence.num_preemptions:
+            sequence.num_cached_tokens = sequence.num_computed
+            self.num_prefix_queries += sequence.num_known
+            self.num_prefix_hits += sequence.num_computed
+        bisect.insort(self._running, sequence, key=lambda s: s.order)
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Let others start from what is computed and kept of it; drafts that were not accepted are not."""
+        num = min(sequence.num_computed, sequence.num_known)
+        self._tables.publish(sequence.slot, sequence.spec.namespace, sequence.token_ids, num)
 
     def _vacate(self, sequence: Sequence) -> None:
+        self._publish(sequence)
         self._tables.clear(sequence.slot)
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = NO_SLOT
@@ -296,6 +332,7 @@ class Scheduler:
             token_ids += sequence.drafts
             offsets.append(len(token_ids))
         slots = np.array([s.slot for s in sequences], np.int32)
+        copies, self._copies = self._copies, []
         self._num_steps += 1
         return StepPlan(
             step_id=self._num_steps,
@@ -307,4 +344,11 @@ class Scheduler:
             sample_rows=np.array(sample_rows, np.int32),
             num_drafts=np.array([len(s.drafts) for s in sequences], np.int32),
             sampling=sampling_columns(sequences, self.config.vocab_size),
+            copies=tuple(np.array(pairs, np.int32) for pairs in _by_group(copies)),
         )
+
+
+def _by_group(copies: list[tuple[Blocks, Blocks]]) -> Iterator[list[tuple[int, int]]]:
+    """(from, to) pairs for each KV group; nothing at all without copies."""
+    for group in range(len(copies[0][0]) if copies else 0):
+        yield [(source[group], target[group]) for source, target in copies]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferloop.core.request import FinishReason, Sampling
+from inferloop.engine.schedule.radix import Namespace
 from inferloop.engine.schedule.step import TokenLogprob
 
 NO_SLOT = -1
@@ -19,6 +20,8 @@ class SequenceSpec:
     sampling: Sampling
     seed: int = 0
     priority: int = 0
+    namespace: Namespace = ()
+    """Sequences share beginnings only within one namespace: tagged, so that no two kinds of name can collide."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,9 @@ class StepPlan:
     sample_rows: Int32
     num_drafts: Int32
     sampling: SamplingColumns
+    copies: tuple[Int32, ...] = ()
+    """Per KV group an array (m, 2) of blocks to copy, from and to, before anything is computed. Every source is read
+    before any destination is written. Empty when there is nothing to copy."""
 
     @property
     def num_sequences(self) -> int:

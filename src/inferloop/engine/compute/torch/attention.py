@@ -36,6 +36,12 @@ class PagedCache:
         """Store k and v (tokens, kv heads, head_dim) at `rows` = block * block_size + place."""
         self._layers[layer].flatten(0, 1).index_copy_(0, rows, torch.stack([k, v], 1))
 
+    def copy(self, pairs: Int32) -> None:
+        """Copy whole blocks, pairs (m, 2) of from and to; every source is read before any destination is written."""
+        for layer in self._layers:
+            source, target = (torch.from_numpy(pairs[:, i].astype(np.int64)).to(layer.device) for i in (0, 1))
+            layer.index_copy_(0, target, layer.index_select(0, source))
+
     def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """blocks (n, b) -> keys and values, each (n, kv heads, b * block_size, head_dim)."""
         found = self._layers[layer].index_select(0, blocks.flatten())

@@ -127,6 +127,8 @@ class TorchRunner:
     def _forward(self, plan: StepPlan) -> Tensor:
         owner = np.repeat(np.arange(plan.num_sequences), np.diff(plan.offsets))
         positions = np.arange(plan.num_tokens) - plan.offsets[owner] + plan.first_positions[owner]
+        for pairs in plan.copies:
+            self._cache.copy(pairs)
         attend = self._attention(self._cache, plan, positions, self._device)
         token_ids = torch.from_numpy(plan.token_ids.astype(np.int64)).to(self._device)
         where = torch.from_numpy(positions.astype(np.int64)).to(self._device)
