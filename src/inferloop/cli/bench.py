@@ -36,7 +36,9 @@ def bench(
     model: Annotated[
         str | None, typer.Option(help="Model name to ask for; default: the only one there is.", show_default=False)
     ] = None,
-    budget_s: Annotated[float, typer.Option("--budget-s", min=5.0, help="Seconds the measurement may take.")] = 180.0,
+    budget_s: Annotated[
+        float, typer.Option("--budget-s", min=5.0, max=86400, help="Seconds the measurement may take.")
+    ] = 180.0,
     points: Annotated[int, typer.Option(min=0, max=50, help="Most rates to try between serial and burst.")] = 5,
     peak: Annotated[
         float | None, typer.Option(min=0.0, help="Rate to judge at; default: the contract's peak.", show_default=False)

@@ -30,7 +30,7 @@ def eval(  # noqa: A001  the verb is called that
     model: Annotated[str | None, typer.Option(help="Model name to ask for; default: the first that is listed.")] = None,
     minimum: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Gate: the score to reach.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Cases in flight.")] = 4,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that one exchange may take.")] = 60.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds that one exchange may take.")] = 60.0,
     runs_dir: RunsDirOption = Path("runs"),
     json_output: JsonOption = False,
 ) -> None:

@@ -81,7 +81,7 @@ def serve(
     ] = Capture.none,
     metric_aliases: Annotated[MetricAliases | None, typer.Option(help="Expose metrics under these names too.")] = None,
     drain_timeout_s: Annotated[
-        float, typer.Option(min=0, help="On SIGTERM, how long running requests may take.")
+        float, typer.Option(min=0, max=86400, help="On SIGTERM, how long running requests may take.")
     ] = 30.0,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one object on stdout if it fails, too; the bound port always is one.")

@@ -26,7 +26,7 @@ def up(
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the sampled workload.")] = 0,
-    bench_budget_s: Annotated[float, typer.Option(min=10, help="Time for the frontier.")] = 170.0,
+    bench_budget_s: Annotated[float, typer.Option(min=10, max=86400, help="Time for the frontier.")] = 170.0,
     rho: Annotated[
         float, typer.Option(help="Share of its capacity that a replica is loaded to at the peak.", min=0.05, max=0.99)
     ] = 0.7,

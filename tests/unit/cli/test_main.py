@@ -44,6 +44,11 @@ def test_help_fits_80_columns_shows_an_example_and_takes_json(
         (["bench", "--json"], "Missing argument"),
         (["bench", "c.yaml", "--json", "--bogus"], "No such option"),
         (["up", "--json", "c.yaml", "--port", "99999"], "65535"),
+        (["bench", "c.yaml", "--json", "--budget-s", "inf"], "86400"),
+        (["bench", "c.yaml", "--json", "--budget-s", "nan"], "--budget-s"),
+        (["up", "c.yaml", "--json", "--bench-budget-s", "inf"], "86400"),
+        (["serve", "m", "--json", "--drain-timeout-s", "inf"], "86400"),
+        (["eval", "s.yaml", "--json", "--target", "http://x", "--timeout-s", "inf"], "86400"),
     ],
 )
 def test_a_wrong_command_line_is_an_object_too(

@@ -140,6 +140,12 @@ def test_what_cannot_run_is_told(tmp_path: Path) -> None:
         load(tmp_path, device="nonsense")
 
 
+def test_more_kv_memory_than_there_is_is_refused_before_it_is_taken(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    with pytest.raises(EnvironmentLacksError, match=r"KV memory: .* are free\. Choose less"):
+        load(tmp_path, num_blocks=1 << 36)
+
+
 def test_info_counts_what_is_there(tmp_path: Path) -> None:
     model = make_model(tmp_path)
     runner = load(tmp_path, num_blocks=None, kv_memory_bytes=100_000)
