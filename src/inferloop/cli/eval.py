@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from inferloop.backends.http import HttpError
 from inferloop.cli import wire
-from inferloop.cli.common import JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
+from inferloop.cli.common import JsonOption, RunsDirOption, is_interactive, print_json, run_async, stderr, stdout, verb
 from inferloop.cli.report import report_input
 from inferloop.contract.workload import QualityGate
 from inferloop.core.errors import EnvironmentLacksError, UsageError
@@ -43,6 +44,14 @@ def eval(  # noqa: A001  the verb is called that
     if not wire.is_url(target):
         raise UsageError(f"--target {target!r} is not a URL; it looks like http://127.0.0.1:8000")
     loaded = load_suite(suite)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=stderr, disable=not is_interactive(), transient=True)
+    cases = bar.add_task("cases", total=len(loaded.cases))
+
+    def tell(result: CaseResult) -> None:
+        bar.advance(cases)
+        if not json_output:
+            _tell(result)
 
     async def main() -> EvalRun:
         try:
@@ -52,7 +61,7 @@ def eval(  # noqa: A001  the verb is called that
                 model=model,
                 concurrency=concurrency,
                 timeout_s=timeout_s,
-                on_result=None if json_output else _tell,
+                on_result=tell,
             )
         except HttpError as error:
             raise EnvironmentLacksError(
@@ -61,7 +70,7 @@ def eval(  # noqa: A001  the verb is called that
 
     gate = QualityGate(str(suite), minimum) if minimum is not None else None
     with RunWriter(runs_dir, verb="eval", service=loaded.name, target=target) as writer:
-        with writer.stage("suite", suite=str(suite)):
+        with writer.stage("suite", suite=str(suite)), bar:
             run = run_async(main)
         if run.identity_digest is not None:
             writer.update(identity={"model_id": run.model, "digest": run.identity_digest})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import cast
+from importlib import metadata
+from typing import Annotated, cast
 
 import typer
 
@@ -24,6 +25,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"inferloop {metadata.version('inferloop')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 app.command(short_help="Validate a contract; show what has evidence.")(check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inferloop.cli.common import CacheDirOption, verb
+from inferloop.cli.common import CacheDirOption, is_interactive, stderr, verb
 from inferloop.core.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -145,12 +146,18 @@ def _run(
     from inferloop.serve.run import bind
     from inferloop.serve.run import serve as run_server
 
+    name = served_model_name or model
+
+    def tell(url: str) -> None:
+        stderr.print(f"serving {name} on {url}  (Ctrl-C stops it when running requests are done)", markup=False)
+
     with bind(*address) as sock:
+        run = functools.partial(run_server, sock=sock, port_file=port_file, tell=tell if is_interactive() else None)
         sink = DropSink() if events is None else JsonlSink(events)
         content_sink = None if config.content_path is None else JsonlSink(config.content_path)
         if script is not None:
-            scripted = ScriptedGenerator(script, model_id=served_model_name or model)
-            run_server(build_app(scripted, config, sink, content_sink=content_sink), sock, port_file=port_file)
+            scripted = ScriptedGenerator(script, model_id=name)
+            run(build_app(scripted, config, sink, content_sink=content_sink))
             return
         from inferloop.backends.native_load import load_native
         from inferloop.cli.models import model_progress
@@ -161,7 +168,7 @@ def _run(
         native = load_native(files, options, served_name=served_model_name)
         native.start()
         try:
-            run_server(build_app(native, config, sink, content_sink=content_sink), sock, port_file=port_file)
+            run(build_app(native, config, sink, content_sink=content_sink))
         finally:
             native.stop()
 

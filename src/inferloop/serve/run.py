@@ -93,11 +93,18 @@ class _Server(uvicorn.Server):
             self.should_exit = True
 
 
-def serve(app: Starlette, sock: socket.socket, *, port_file: Path | None = None, announce: bool = True) -> None:
+def serve(
+    app: Starlette,
+    sock: socket.socket,
+    *,
+    port_file: Path | None = None,
+    announce: bool = True,
+    tell: Callable[[str], None] | None = None,
+) -> None:
     """Serve `app` (of serve.app.build_app) until SIGTERM or SIGINT, then drain and return. Blocks; main thread only.
 
     Once listening, the bound port is printed as one JSON line on stdout, or written to `port_file` (whole or not at
-    all). Raises PortInUseError when another process began to listen on the port after `bind`.
+    all), and `tell` gets the URL. Raises PortInUseError when another process began to listen on the port after `bind`.
     """
     host, port = sock.getsockname()[:2]
 
@@ -110,6 +117,8 @@ def serve(app: Starlette, sock: socket.socket, *, port_file: Path | None = None,
         elif announce:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
+        if tell is not None:
+            tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     server = _Server(_config(app), app.state.replica, started)
     try:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -61,6 +62,11 @@ def test_a_wrong_command_line_is_an_object_too(
     assert left.value.code == 2
     assert says in json.loads(told.out)["error"]["message"]
     assert says in told.err and "Usage:" in told.err and "Traceback" not in told.err
+
+
+def test_the_version_is_told() -> None:
+    told = CliRunner().invoke(main.app, ["--version"])
+    assert (told.exit_code, told.stdout) == (0, f"inferloop {version('inferloop')}\n")
 
 
 def test_a_wrong_command_line_leaves_stdout_empty(

@@ -14,6 +14,7 @@ import transformers
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.request import Sampling
 from inferloop.engine.compute.torch.config import TorchConfig
+from inferloop.engine.compute.torch.linear import Linear
 from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
@@ -100,6 +101,32 @@ def plans_of(runner: TorchRunner, prompt: tuple[int, ...], budget: int) -> list[
         runner.submit(plan)
         scheduler.commit(plan, runner.wait())
     return plans
+
+
+def test_packed_weights_meet_few_row_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs memory for good, and the rows that fill up change no other row."""
+    make_model(tmp_path)
+    runner = load(tmp_path, dtype="bf16")
+    if not runner._decoder._in_buckets:
+        pytest.skip("this machine does not pack bf16 weights")
+    seen: set[int] = set()
+    call = Linear.__call__
+
+    def watched(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        seen.add(len(x))
+        return call(linear, x)
+
+    for num in range(1, 127):
+        prompt = tuple((7 * i + num) % VOCAB for i in range(num))
+        with monkeypatch.context() as patched:
+            patched.setattr(Linear, "__call__", watched)
+            (plan,) = plans_of(runner, prompt, 256)
+        filled_up = runner.logits(plan)[-1]
+        with monkeypatch.context() as patched:
+            patched.setattr(runner._decoder, "_in_buckets", False)
+            exact = runner.logits(plan)[-1]
+        torch.testing.assert_close(filled_up, exact, rtol=0.05, atol=0.2)
+    assert len(seen) <= 32 + 8 + 8
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])

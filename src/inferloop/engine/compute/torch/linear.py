@@ -10,17 +10,18 @@ from torch import Tensor
 class Linear:
     """y = x @ weight.T + bias for x (rows, in) and weight (out, in)."""
 
-    __slots__ = ("_bias", "_packed", "_weight", "num_bytes")
+    __slots__ = ("_bias", "_weight", "num_bytes", "packed")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         tensors = [weight] if bias is None else [weight, bias]
         self.num_bytes = sum(t.numel() * t.element_size() for t in tensors)
-        self._packed = _packs(weight)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
+        self.packed = _packs(weight)
+        """oneDNN then compiles code for every row count that it meets and keeps it, half a megabyte each."""
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._packed:
+        if self.packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
             return y
         return F.linear(x, self._weight, self._bias)

@@ -33,12 +33,12 @@ class Decoder:
     def __init__(self, weights: ModelWeights, shape: ModelShape, norm_eps: float, *, tiled: bool) -> None:
         self._weights, self._shape, self._eps, self._tiled = weights, shape, norm_eps, tiled
         self._num_q, self._num_kv = shape.num_heads, shape.kv_heads[0]
+        self._in_buckets = weights.head.packed
 
     def hidden(self, token_ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Last hidden states before the final norm, (rows, hidden). cos and sin: (rows, 1, rotated dimensions)."""
         num_rows = len(token_ids)
-        if self._tiled:
-            padding = -num_rows % TILE_ROWS
+        if padding := self._num_padding_rows(num_rows):
             token_ids = F.pad(token_ids, (0, padding))
             cos, sin = F.pad(cos, (0, 0, 0, 0, 0, padding)), F.pad(sin, (0, 0, 0, 0, 0, padding))
         x = F.embedding(token_ids, self._weights.embedding)
@@ -46,8 +46,8 @@ class Decoder:
             qkv = self._rowwise(lambda x, cos, sin, layer=layer: self._qkv(layer, x, cos, sin), x, cos, sin)
             q, k, v = torch.split(qkv, [self._num_q, self._num_kv, self._num_kv], 1)
             attended = attend(i, q[:num_rows], k[:num_rows], v[:num_rows])
-            if self._tiled:
-                attended = F.pad(attended, (0, 0, 0, len(x) - num_rows))
+            if padding:
+                attended = F.pad(attended, (0, 0, 0, padding))
             x = self._rowwise(lambda x, a, layer=layer: self._finish(layer, x, a), x, attended)
         return x[:num_rows]
 
@@ -57,6 +57,14 @@ class Decoder:
         if self._tiled:
             hidden = F.pad(hidden, (0, 0, 0, -num_rows % TILE_ROWS))
         return self._rowwise(self._head, hidden)[:num_rows]
+
+    def _num_padding_rows(self, num_rows: int) -> int:
+        """Rows of zeros to add: to whole tiles, or where each row count costs memory for good, to one of a few."""
+        if self._tiled:
+            return -num_rows % TILE_ROWS
+        if not self._in_buckets or num_rows <= 32:
+            return 0
+        return -num_rows % (4 if num_rows <= 64 else 8)
 
     def _rowwise(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         if not self._tiled or len(rows[0]) == TILE_ROWS:
