@@ -178,12 +178,6 @@ def count_errors(requests: Sequence[RequestTiming]) -> dict[str, Any]:
     return {"rate": rate, "by_class": dict(sorted(by_class.items()))}
 
 
-def after_fill(requests: Sequence[RequestTiming], num_slots: int) -> list[RequestTiming]:
-    """A closed loop without its start: the first `num_slots` requests found every slot empty at once, a burst that
-    never recurs. Show the whole window beside it."""
-    return sorted(requests, key=lambda r: r.t_send_ns)[num_slots:]
-
-
 def _in_flight(requests: Sequence[RequestTiming]) -> float | None:
     if not requests:
         return None

@@ -11,7 +11,7 @@ from inferloop.measure import little, timing
 from inferloop.measure.invariants import violations
 from inferloop.measure.quantiles import quantile
 from inferloop.measure.samples import collect
-from inferloop.measure.summary import achieved_rate, after_fill, summarize, token_rate
+from inferloop.measure.summary import achieved_rate, summarize, token_rate
 from inferloop.measure.timing import Chunk, RequestTiming
 
 
@@ -82,17 +82,6 @@ def test_completions_bunched_at_the_end_do_not_make_an_infinite_rate() -> None:
     rate, basis = achieved_rate(bunch)
     assert basis == "span"
     assert rate == pytest.approx(0.8, rel=1e-3)
-
-
-def test_start_burst_of_a_closed_loop_is_shown_apart() -> None:
-    first = [request(0.0, 0.1 * (i + 1), 4.0 + 0.1 * (i + 1)) for i in range(8)]
-    later = [request(4.1 + 0.5 * i, 4.2 + 0.5 * i, 8.2 + 0.5 * i) for i in range(72)]
-    whole = sorted(collect("ttft_ms", [*later, *first]).values)
-    steady = sorted(collect("ttft_ms", after_fill([*later, *first], 8)).values)
-    assert quantile(whole, 0.95) == pytest.approx(400.0)
-    assert quantile(whole, 0.99) == pytest.approx(800.0)
-    assert quantile(steady, 0.95) == pytest.approx(100.0)
-    assert len(steady) == 72
 
 
 def test_token_rate_spans_first_to_last_token() -> None:
