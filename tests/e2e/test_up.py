@@ -105,7 +105,9 @@ def test_once_does_everything_and_exits_by_the_verdict(workspace: Path) -> None:
     report = (record.path / "report.html").read_text()
     assert "smoke" in report and record.header.identity["digest"][:12] in report
     rows = [json.loads(line) for line in _lines(record.path / "events", "replica-*.jsonl")]
+    rows += [json.loads(line) for line in _lines(record.path / "events", "gateway.jsonl")]
     assert {row["identity_digest"] for row in rows} == {record.header.identity["digest"]}
+    assert {row["service"] for row in rows} == {"smoke"}
     assert "France" not in "".join(_lines(record.path / "events", "*.jsonl")), "events hold no text"
 
 

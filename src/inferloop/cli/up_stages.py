@@ -26,6 +26,7 @@ from inferloop.engine.text.codec import Codec
 from inferloop.evals.load import load_suite
 from inferloop.evals.run import run_suite
 from inferloop.evals.suite import Suite
+from inferloop.fleet.act.gateway.app import GatewayConfig
 from inferloop.fleet.act.ports import bind_listener
 from inferloop.fleet.act.process import ReplicaProcess
 from inferloop.fleet.act.providers.local import machine_capacity
@@ -216,7 +217,11 @@ class Up:
     @contextlib.asynccontextmanager
     async def _fleet(self, writer: RunWriter, spec: LaunchSpec, fitting: FitDecision) -> AsyncIterator[Fleet]:
         sink = JsonlSink(writer.path / "events" / "gateway.jsonl")
-        config = FleetConfig(log_dir=writer.path / "logs", port=self._options.port)
+        config = FleetConfig(
+            log_dir=writer.path / "logs",
+            port=self._options.port,
+            gateway=GatewayConfig(service=self._contract.service),
+        )
         try:
             async with Fleet(spec, config, sink=sink) as fleet:
                 with self._stage(writer, "fleet", f"gateway and {fitting.start} replica(s)"):
