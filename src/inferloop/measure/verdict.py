@@ -6,8 +6,9 @@ The burden of proof lies on "pass". With k of n requests over the limit and fail
     pass          enough samples, and a service that broke the objective would show so few in less than 1 % of the runs
     inconclusive  anything else; the reason says what is missing
 TTFT and TTLT count from the instant a request should have been sent. `network_ms` of the contract is taken off both.
-A run is far shorter than the window of an error budget, so an error rate is judged as observed, and the reason says
-how large a rate the run could have missed.
+A run is far shorter than the window of an error budget, so an error rate passes as observed, and the reason says how
+large a rate the run could have missed. It fails when a service that kept its limit would show so many errors in less
+than 1 % of the runs: one hiccup among a dozen requests decides nothing.
 """
 
 from __future__ import annotations
@@ -198,7 +199,9 @@ def judge_errors(limit: float | None, requests: Sequence[RequestTiming]) -> Erro
         return ErrorVerdict("inconclusive", limit, None, 0, 0, "error rate: no request finished")
     text = f"error rate {rate:.4g} ({num_failed} of {n}), limit {limit:g}"
     if rate > limit:
-        return ErrorVerdict("fail", limit, rate, num_failed, n, text)
+        if 1.0 - binomial_cdf(num_failed - 1, n, limit) <= 1.0 - CONFIDENCE:
+            return ErrorVerdict("fail", limit, rate, num_failed, n, text)
+        return ErrorVerdict("inconclusive", limit, rate, num_failed, n, f"{text}; too few requests to be certain")
     missed = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / n) if num_failed == 0 else None
     if missed is not None and missed > limit:
         text += f"; {n} requests without an error cannot rule out a rate of {missed:.2g}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
+
 from inferloop.core.slo import Objective, Slo
 from inferloop.core.units import NS_PER_MS
 from inferloop.measure.summary import summarize
@@ -140,3 +142,23 @@ def test_what_the_server_does_not_tell_is_not_passed() -> None:
     verdict = judge(Slo((Objective("queue_ms", 0.95, 100.0),)), [request(100)] * 200)
     assert verdict.verdict == "inconclusive"
     assert "does not tell" in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("num_failed", "num_requests", "limit", "verdict"),
+    [
+        (1, 12, 0.01, "inconclusive"),  # a service at its limit shows this in 11 % of the runs
+        (3, 12, 0.01, "fail"),
+        (1, 143, 0.01, "pass"),
+        (2, 143, 0.01, "inconclusive"),
+        (7, 143, 0.01, "fail"),
+        (1, 12, 0.0, "fail"),  # none was promised
+    ],
+)
+def test_an_error_rate_fails_only_when_that_is_certain(
+    num_failed: int, num_requests: int, limit: float, verdict: str
+) -> None:
+    requests = [request(100)] * (num_requests - num_failed) + [
+        request(math.inf, error="http_5xx", end=1.0)
+    ] * num_failed
+    assert judge(Slo((), max_error_rate=limit), requests).errors.verdict == verdict
