@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,19 @@ async def test_the_embedded_model_passes_every_case(embedded_model: ModelFiles, 
             assert run.identity_digest and re.fullmatch("[0-9a-f]{64}", run.identity_digest)
     finally:
         await replica.stop(5)
+
+
+def test_the_verb_launches_our_engine_for_a_suite(embedded_model: ModelFiles, tmp_path: Path) -> None:
+    words = ["eval", str(SUITES / "batch.yaml"), "--target", "embedded", "--model", str(embedded_model.path), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "inferloop", *words, "--runs-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["score"] == 1.0 and summary["cases"]["scored"] == summary["cases"]["total"] > 0
 
 
 def test_the_suites_are_as_large_and_as_varied_as_promised() -> None:

@@ -68,12 +68,13 @@ def bench(
     from inferloop.plan.capacity import size
     from inferloop.records.run import RunWriter, open_run
 
+    wire.check_target(target)
     loaded = load(contract)
     options = BenchOptions(seed=seed, budget_s=budget_s, num_points=points, peak_qps=peak, ignore_eos=ignore_eos)
     told = {"contract_text": contract.read_text(), "target": target}
 
     async def main(writer: RunWriter) -> BenchResult:
-        async with wire.target(target, loaded, log_dir=writer.path, cache_dir=cache_dir) as t:
+        async with wire.target(target, loaded.model, log_dir=writer.path, cache_dir=cache_dir) as t:
             with _Bars() as bars:
                 return await run_bench(loaded, t.url, model or t.model, t.codec, options, writer, bars.tell)
 

@@ -1,4 +1,4 @@
-"""`inferloop eval SUITE --target URL`: run a quality suite against a running service."""
+"""`inferloop eval SUITE --target TARGET`: run a quality suite against a service."""
 
 from __future__ import annotations
 
@@ -11,10 +11,20 @@ from rich.table import Table
 
 from inferloop.backends.http import HttpError
 from inferloop.cli import wire
-from inferloop.cli.common import JsonOption, RunsDirOption, is_interactive, print_json, run_async, stderr, stdout, verb
+from inferloop.cli.common import (
+    CacheDirOption,
+    JsonOption,
+    RunsDirOption,
+    is_interactive,
+    print_json,
+    run_async,
+    stderr,
+    stdout,
+    verb,
+)
 from inferloop.cli.report import report_input
-from inferloop.contract.workload import QualityGate
-from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.contract.workload import ModelRef, QualityGate
+from inferloop.core.errors import EnvironmentLacksError
 from inferloop.evals.load import load_suite
 from inferloop.evals.run import CaseResult, EvalRun, run_suite
 from inferloop.pages.report import render_report
@@ -27,12 +37,18 @@ EXIT_NEGATIVE = 1
 @verb
 def eval(  # noqa: A001  the verb is called that
     suite: Annotated[Path, typer.Argument(help="A suite file, such as evals/assistant.yaml.")],
-    target: Annotated[str, typer.Option(help="URL of the service.", show_default=False)],
-    model: Annotated[str | None, typer.Option(help="Model name to ask for; default: the first that is listed.")] = None,
+    target: Annotated[
+        str, typer.Option(help="A URL, embedded (our engine), or a backend to launch for the run.", show_default=False)
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model to ask for, or to launch; default: the first that is listed, or the embedded one."),
+    ] = None,
     minimum: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Gate: the score to reach.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Cases in flight.")] = 4,
     timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds that one exchange may take.")] = 60.0,
     runs_dir: RunsDirOption = Path("runs"),
+    cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Ask every case of a suite, score the answers, write a run folder. Cases that fail to run stay in the count.
@@ -41,9 +57,9 @@ def eval(  # noqa: A001  the verb is called that
 
     Example: inferloop eval evals/assistant.yaml --target http://127.0.0.1:8000 --minimum 0.9
     """
-    if not wire.is_url(target):
-        raise UsageError(f"--target {target!r} is not a URL; it looks like http://127.0.0.1:8000")
+    wire.check_target(target)
     loaded = load_suite(suite)
+    launched = ModelRef(model or wire.EMBEDDED_MODEL)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=stderr, disable=not is_interactive(), transient=True)
     cases = bar.add_task("cases", total=len(loaded.cases))
@@ -53,16 +69,17 @@ def eval(  # noqa: A001  the verb is called that
         if not json_output:
             _tell(result)
 
-    async def main() -> EvalRun:
+    async def main(log_dir: Path) -> EvalRun:
         try:
-            return await run_suite(
-                loaded,
-                target,
-                model=model,
-                concurrency=concurrency,
-                timeout_s=timeout_s,
-                on_result=tell,
-            )
+            async with wire.target(target, launched, log_dir=log_dir, cache_dir=cache_dir) as t:
+                return await run_suite(
+                    loaded,
+                    t.url,
+                    model=model or t.model,
+                    concurrency=concurrency,
+                    timeout_s=timeout_s,
+                    on_result=tell,
+                )
         except HttpError as error:
             raise EnvironmentLacksError(
                 f"the target does not answer like an OpenAI API: {error}", fix="Start it, or check the URL."
@@ -71,7 +88,7 @@ def eval(  # noqa: A001  the verb is called that
     gate = QualityGate(str(suite), minimum) if minimum is not None else None
     with RunWriter(runs_dir, verb="eval", service=loaded.name, target=target) as writer:
         with writer.stage("suite", suite=str(suite)), bar:
-            run = run_async(main)
+            run = run_async(lambda: main(writer.path))
         if run.identity_digest is not None:
             writer.update(identity={"model_id": run.model, "digest": run.identity_digest})
         summary = writer.finish({"kind": "eval", **run.summary(gate)})

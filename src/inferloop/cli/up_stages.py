@@ -124,7 +124,7 @@ class Up:
 
     def _check_first(self) -> None:
         """What can be wrong is found out before any work starts. Raises UsageError, ContractError, PortInUseError."""
-        wire.compute_dtype(self._contract)
+        wire.compute_dtype(self._contract.model)
         if self._contract.quality is not None:
             self._suite = load_suite(Path(self._contract.quality.suite))
         if self._options.port:
@@ -139,7 +139,7 @@ class Up:
     def _memory_gate(self, files: ModelFiles) -> Gate:
         """Refuse before anything is started what would be killed once it is."""
         lengths = [c.input_tokens.points[-1][1] + c.output_tokens.points[-1][1] for c in self._contract.traffic.classes]
-        dtype = wire.compute_dtype(self._contract)
+        dtype = wire.compute_dtype(self._contract.model)
         needs = replica_memory(
             files.header.shape,
             memory_bytes=machine_capacity().memory_bytes,
@@ -152,8 +152,9 @@ class Up:
 
     def _spec(self, folder: Path) -> LaunchSpec:
         return wire.embedded_spec(
-            self._contract,
+            self._contract.model,
             self._options.cache_dir,
+            service=self._contract.service,
             threads=self._options.threads,
             kv_memory_mib=max(_MIN_KV_MIB, self._options.kv_memory_mib),
             events=str(folder / "events" / "replica-{replica}.jsonl"),

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from inferloop.backends.protocols import LaunchSpec
     from inferloop.backends.serve_process import Value
     from inferloop.bench.render import PromptCodec
-    from inferloop.contract.workload import Contract
+    from inferloop.contract.workload import ModelRef
     from inferloop.models.fetch import Progress
     from inferloop.models.resolve import ModelFiles
 
 LAUNCHABLE = ("embedded", "scripted")
+EMBEDDED_MODEL = "smollm2-135m-instruct"
 COMPUTE_DTYPES = ("bf16", "fp32")
 DEFAULT_DTYPE = "bf16"
 """For weights as stored: they are dequantized once, when the model is loaded."""
@@ -63,9 +64,9 @@ class _AbandonedError(Exception):
     """Ends a fetch that nobody waits for any more."""
 
 
-def compute_dtype(contract: Contract) -> str:
-    """What the embedded engine computes this contract's model in. Raises UsageError for a precision it cannot run."""
-    precision = contract.model.precision
+def compute_dtype(model: ModelRef) -> str:
+    """What the embedded engine computes this model in. Raises UsageError for a precision it cannot run."""
+    precision = model.precision
     parts = {precision.weights, precision.activations, precision.kv} - {None}
     for part in parts:
         if part not in COMPUTE_DTYPES:
@@ -79,14 +80,14 @@ def compute_dtype(contract: Contract) -> str:
     return parts.pop() or DEFAULT_DTYPE if parts else DEFAULT_DTYPE
 
 
-def embedded_spec(contract: Contract, cache_dir: Path | None, **options: Value) -> LaunchSpec:
-    """How to start one replica of our own engine for a contract; `options` are flags of `inferloop serve`."""
+def embedded_spec(model: ModelRef, cache_dir: Path | None, **options: Value) -> LaunchSpec:
+    """How to start one replica of our own engine; `options` are flags of `inferloop serve`."""
     from inferloop.backends.serve_process import launch_spec
 
-    named: dict[str, Value] = {"dtype": compute_dtype(contract), "service": contract.service}
+    named: dict[str, Value] = {"dtype": compute_dtype(model)}
     if cache_dir is not None:
         named["cache_dir"] = str(cache_dir)
-    return launch_spec(contract.model.id, {**named, **options})
+    return launch_spec(model.id, {**named, **options})
 
 
 def is_url(name: str) -> bool:
@@ -103,30 +104,39 @@ def is_url(name: str) -> bool:
     return True
 
 
+def check_target(name: str) -> None:
+    """Raises UsageError for what is neither a URL nor a backend that can be launched."""
+    if not is_url(name) and name not in LAUNCHABLE:
+        close = nearest(name, LAUNCHABLE)
+        hint = (
+            f"did you mean {close!r}?"
+            if close
+            else f"a URL such as http://127.0.0.1:8000, or one of: {', '.join(LAUNCHABLE)}"
+        )
+        raise UsageError(f"unknown target {name!r} ({hint})")
+
+
 @contextlib.asynccontextmanager
-async def target(name: str, contract: Contract, *, log_dir: Path, cache_dir: Path | None) -> AsyncIterator[Target]:
-    """A URL as it is, or a backend launched for as long as the context lasts.
+async def target(name: str, model: ModelRef, *, log_dir: Path, cache_dir: Path | None) -> AsyncIterator[Target]:
+    """A URL as it is, or a backend launched with `model` for as long as the context lasts.
 
     Raises UsageError for a name that is neither, LaunchError when it does not get ready.
     """
+    check_target(name)
     if is_url(name):
         yield Target(name)
         return
-    if name not in LAUNCHABLE:
-        close = nearest(name, LAUNCHABLE)
-        hint = f"did you mean {close!r}?" if close else f"a URL, or one of: {', '.join(LAUNCHABLE)}"
-        raise UsageError(f"unknown target {name!r} ({hint})")
     from inferloop.backends.serve_process import launch_spec
     from inferloop.engine.text.codec import Codec
 
     codec: PromptCodec | None = None
     if name == "embedded":
-        codec = await asyncio.to_thread(Codec, await open_model(contract.model.id, cache_dir))
-        spec = embedded_spec(contract, cache_dir)
+        codec = await asyncio.to_thread(Codec, await open_model(model.id, cache_dir))
+        spec = embedded_spec(model, cache_dir)
     else:
-        spec = launch_spec(contract.model.id, backend="scripted")
+        spec = launch_spec(model.id, backend="scripted")
     async with launched(spec, log_path=log_dir / f"{name}.log") as url:
-        yield Target(url, contract.model.id, codec)
+        yield Target(url, model.id, codec)
 
 
 @contextlib.asynccontextmanager
