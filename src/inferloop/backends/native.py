@@ -7,15 +7,16 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from inferloop.backends.assemble import Assembler, IncrementalDecoder
 from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, GeneratorStats, Prompt, StageTimes
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import EngineError, RequestError
-from inferloop.core.request import TokenRequest
+from inferloop.core.request import Grammar, TokenRequest
 from inferloop.engine.compute.runner import Runner
 from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
+from inferloop.engine.schedule.mask import Mask
 from inferloop.models.identity import ServingIdentity
 
 _THREAD_ABOVE_CHARS = 4096
@@ -36,6 +37,13 @@ class NativeCodec(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
     def detokenizer(self) -> IncrementalDecoder: ...
+
+
+@runtime_checkable
+class GrammarCodec(Protocol):
+    """What a codec that can compile grammars offers beside NativeCodec."""
+
+    def compile_grammar(self, grammar: Grammar) -> Mask: ...
 
 
 class NativeGenerator:
@@ -60,6 +68,7 @@ class NativeGenerator:
             context_length=self._engine.max_total_tokens,
             identity=identity,
             vocab_size=runner.info.vocab_size,
+            structured_output=isinstance(codec, GrammarCodec),
         )
 
     def start(self) -> None:
@@ -99,14 +108,18 @@ class NativeGenerator:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         self._loop = asyncio.get_running_loop()
         prompt_ids = await self._encode(request.prompt)
+        mask = await self._compile(request.sampling.grammar)
         # A caller's request id may repeat; the engine's must not.
         engine_id = f"{request.request_id}/{next(self._numbers)}"
         answer = _Answer(self._codec, request, prompt_ids, self._clock)
         inbox = self._inboxes[engine_id] = _Inbox()
         try:
-            self._submit(request, engine_id, prompt_ids)
+            self._submit(request, engine_id, prompt_ids, mask)
             while True:
-                delta = answer.delta(await inbox.get())
+                update = await inbox.get()
+                if update.finish_reason == "error" and mask is not None and mask.failed:
+                    raise _too_complex(request.sampling.grammar)
+                delta = answer.delta(update)
                 if delta.finish_reason is not None and not inbox.ended:  # a stop string, which the engine cannot see
                     self._engine.abort(engine_id)
                     inbox.ended = True
@@ -127,7 +140,14 @@ class NativeGenerator:
             return await asyncio.to_thread(self.render, prompt)
         return self.render(prompt)
 
-    def _submit(self, request: GenerateRequest, engine_id: str, prompt_ids: tuple[int, ...]) -> None:
+    async def _compile(self, grammar: Grammar | None) -> Mask | None:
+        if grammar is None:
+            return None
+        if not isinstance(self._codec, GrammarCodec):
+            raise RequestError("structured output is not supported by this model's codec", param=grammar.param)
+        return await asyncio.to_thread(self._codec.compile_grammar, grammar)
+
+    def _submit(self, request: GenerateRequest, engine_id: str, prompt_ids: tuple[int, ...], mask: Mask | None) -> None:
         token_request = TokenRequest(
             request_id=engine_id,
             prompt_token_ids=prompt_ids,
@@ -138,7 +158,7 @@ class NativeGenerator:
             cache_salt=request.cache_salt,
         )
         try:
-            self._engine.submit(token_request)
+            self._engine.submit(token_request, mask)
         except RequestError as error:
             if error.param == "prompt" and request.prompt.messages is not None:
                 error.param = "messages"  # the field that this caller sent
@@ -156,6 +176,11 @@ class NativeGenerator:
             inbox = self._inboxes.get(update.request_id)
             if inbox is not None:
                 inbox.put(update)
+
+
+def _too_complex(grammar: Grammar | None) -> RequestError:
+    param = None if grammar is None else grammar.param
+    return RequestError(f"{param} became too complex to follow in the course of the answer", param=param)
 
 
 class _Inbox:

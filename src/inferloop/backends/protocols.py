@@ -77,6 +77,8 @@ class GeneratorInfo:
     context_length: int
     identity: ServingIdentity
     vocab_size: int
+    structured_output: bool = False
+    """Takes requests with `sampling.grammar`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from inferloop.core.ids import TraceContext
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole answer has to be. `text` is the schema (as JSON), the expression or the grammar; json_object,
+    any object at all, needs none."""
+
+    kind: GrammarKind
+    text: str = ""
+    param: str = field(default="grammar", compare=False)
+    """The request's field that it came in; errors name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from inferloop.core.clock import Clock
 from inferloop.core.errors import EngineError, OverloadedError, RequestError
 from inferloop.core.request import FinishReason, TokenRequest
 from inferloop.engine.compute.runner import Runner, RunnerInfo
+from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.policy import ScheduleConfig, resolve_max_tokens
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
@@ -150,13 +151,15 @@ class Engine:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def submit(self, request: TokenRequest) -> None:
-        """Queue a request. Any thread.
+    def submit(self, request: TokenRequest, mask: Mask | None = None) -> None:
+        """Queue a request; what `sampling.grammar` asks for comes compiled, as a fresh `mask` that is the engine's from
+        here on. Any thread.
 
         Raises RequestError or ContextLengthError for what can never be served, OverloadedError when the queue is full
         or the engine is going away, EngineError when it has failed.
         """
-        spec = _spec_of(request)
+        assert (mask is None) == (request.sampling.grammar is None), "a grammar comes with its mask"
+        spec = _spec_of(request, mask)
         resolve_max_tokens(self._config, spec)
         with self._changed:
             if self._failure is not None:
@@ -315,7 +318,7 @@ class Engine:
         )
 
 
-def _spec_of(request: TokenRequest) -> SequenceSpec:
+def _spec_of(request: TokenRequest, mask: Mask | None) -> SequenceSpec:
     """A request without a seed gets a fresh one; any integer seed is taken modulo 2**64."""
     seed = request.sampling.seed
     return SequenceSpec(
@@ -325,4 +328,5 @@ def _spec_of(request: TokenRequest) -> SequenceSpec:
         seed=secrets.randbits(64) if seed is None else seed & 0xFFFF_FFFF_FFFF_FFFF,
         priority=request.priority,
         namespace=("salt", request.cache_salt) if request.cache_salt else (),
+        mask=mask,
     )

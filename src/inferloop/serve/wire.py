@@ -14,9 +14,10 @@ from msgspec import Meta, Struct
 
 from inferloop.backends.protocols import GeneratorInfo, Prompt
 from inferloop.core.errors import ContextLengthError, RequestError
-from inferloop.core.request import Sampling
+from inferloop.core.request import Grammar, Sampling
 from inferloop.serve.decode import decode_body
 from inferloop.serve.errors import ModelNotFoundError
+from inferloop.serve.structured import ResponseFormat, StructuredOutputs, grammar_of
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
@@ -63,6 +64,7 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: Unused = None
     metadata: Unused = None
     safety_identifier: Unused = None
@@ -98,7 +100,7 @@ class ChatRequest(Common):
     functions: NoOp = None
     function_call: NoOp = None
     parallel_tool_calls: NoOp = None
-    response_format: NoOp = None
+    response_format: ResponseFormat | None = None
     modalities: NoOp = None
     audio: NoOp = None
     prediction: NoOp = None
@@ -114,7 +116,6 @@ class ChatRequest(Common):
         "functions": ([],),
         "function_call": ("none", "auto"),
         "parallel_tool_calls": (True, False),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
@@ -159,7 +160,8 @@ def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
     prompt = Prompt(messages=plain_messages(request.messages))
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = request.max_completion_tokens or request.max_tokens
-    return _call(request, prompt, _sampling(request, max_tokens, num_logprobs))
+    grammar = _grammar(request, request.response_format, info)
+    return _call(request, prompt, replace(_sampling(request, max_tokens, num_logprobs), grammar=grammar))
 
 
 def parse_completion(body: bytes, info: GeneratorInfo) -> Call:
@@ -172,7 +174,7 @@ def parse_completion(body: bytes, info: GeneratorInfo) -> Call:
     sampling = _sampling(request, request.max_tokens, request.logprobs)
     if sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=max(COMPLETION_MAX_TOKENS, sampling.min_tokens), cut_max_tokens=True)
-    return _call(request, prompt, sampling)
+    return _call(request, prompt, replace(sampling, grammar=_grammar(request, None, info)))
 
 
 def _call(request: Common, prompt: Prompt, sampling: Sampling) -> Call:
@@ -196,6 +198,20 @@ def _check_common(request: Common, info: GeneratorInfo) -> None:
         raise RequestError(f"top_k must not exceed the vocabulary size, {info.vocab_size}", param="top_k")
     check_token_ids(request.stop_token_ids or [], info.vocab_size, "stop_token_ids")
     _check_logit_bias(request.logit_bias or {}, info.vocab_size)
+
+
+def _grammar(request: Common, response_format: ResponseFormat | None, info: GeneratorInfo) -> Grammar | None:
+    grammar = grammar_of(request.structured_outputs, response_format)
+    if grammar is None:
+        return None
+    if not info.structured_output:
+        message = f"{grammar.param} is not supported by this server"
+        raise RequestError(message, param=grammar.param, code="unsupported_parameter")
+    # the answer ends where its grammar does, which neither may overrule
+    for field in ("ignore_eos", "min_tokens"):
+        if getattr(request, field):
+            raise RequestError(f"{field} does not go together with {grammar.param}", param=field)
+    return grammar
 
 
 def _check_length(items: Sized, info: GeneratorInfo, field: str) -> None:

@@ -244,7 +244,10 @@ class Scheduler:
         return chunks, budget
 
     def _num_drafts_allowed(self, sequence: Sequence, budget: int) -> int:
-        """Within the budget, short of max_tokens, and not across min_tokens: a step has one set of forbidden ids."""
+        """Within the budget, short of max_tokens, and not across min_tokens: a step has one set of forbidden ids. None
+        under a mask, which is for one position."""
+        if sequence.spec.mask is not None:
+            return 0
         allowed = min(budget, sequence.num_remaining - 1)
         num_forced = sequence.spec.sampling.min_tokens - sequence.num_output
         return min(allowed, num_forced - 1) if num_forced > 0 else allowed
@@ -334,6 +337,7 @@ class Scheduler:
         slots = np.array([s.slot for s in sequences], np.int32)
         copies, self._copies = self._copies, []
         self._num_steps += 1
+        rows = np.array(sample_rows, np.int32)
         return StepPlan(
             step_id=self._num_steps,
             slots=slots,
@@ -341,9 +345,9 @@ class Scheduler:
             token_ids=np.array(token_ids, np.int32),
             first_positions=np.array([s.num_computed for s in sequences], np.int32),
             block_tables=self._tables.rows(slots),
-            sample_rows=np.array(sample_rows, np.int32),
+            sample_rows=rows,
             num_drafts=np.array([len(s.drafts) for s in sequences], np.int32),
-            sampling=sampling_columns(sequences, self.config.vocab_size),
+            sampling=sampling_columns(sequences, self.config.vocab_size, rows),
             copies=tuple(np.array(pairs, np.int32) for pairs in _by_group(copies)),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferloop.core.request import FinishReason, Sampling
+from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.radix import Namespace
 from inferloop.engine.schedule.step import TokenLogprob
 
@@ -22,6 +23,8 @@ class SequenceSpec:
     priority: int = 0
     namespace: Namespace = ()
     """Sequences share beginnings only within one namespace: tagged, so that no two kinds of name can collide."""
+    mask: Mask | None = None
+    """At the state before the first output token; the sequence moves it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,17 @@ class Sequence:
 
     def accept(self, sampled: list[int]) -> tuple[int, FinishReason | None, int | None]:
         """Append sampled tokens left to right until one ends the sequence; a stop is seen before the length cap.
+        A mask that fails ends it as an error, before either.
 
         Returns (how many were kept, finish reason, stop reason).
         """
         sampling = self.spec.sampling
         for num_kept, token in enumerate(sampled, start=1):
             self.token_ids.append(token)
+            if self.spec.mask is not None:
+                self.spec.mask.accept([token])
+                if self.spec.mask.failed:
+                    return num_kept, "error", None
             if self.seen_counts is not None:
                 self.seen_counts[token] = self.seen_counts.get(token, 0) + 1
             if token in self.end_token_ids and self.num_output > sampling.min_tokens:

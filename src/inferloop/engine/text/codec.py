@@ -8,7 +8,9 @@ from typing import Any
 from inferloop.core.clock import Clock
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import RequestError
+from inferloop.core.request import Grammar
 from inferloop.engine.text.detokenizer import Detokenizer
+from inferloop.engine.text.grammar import GrammarCompiler, GrammarMask
 from inferloop.engine.text.template import ChatTemplate
 from inferloop.engine.text.tokenizer import Tokenizer, load_tokenizer
 from inferloop.models.resolve import ModelFiles
@@ -29,6 +31,8 @@ class Codec:
         self.template: ChatTemplate | None = (
             None if source is None else ChatTemplate(source, special_texts=self.tokenizer.special_texts, clock=clock)
         )
+
+        self._grammars = GrammarCompiler(self.tokenizer, files.header.shape.vocab_size)
 
     @property
     def template_digest(self) -> str:
@@ -65,6 +69,10 @@ class Codec:
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder for one answer."""
         return Detokenizer(self.tokenizer)
+
+    def compile_grammar(self, grammar: Grammar) -> GrammarMask:
+        """What may follow what in one answer. Slow enough to be kept off an event loop. Raises RequestError."""
+        return self._grammars.compile(grammar)
 
     def _prompt(self, text: str, param: str) -> tuple[int, ...]:
         try:

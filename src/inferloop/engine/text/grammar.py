@@ -1,0 +1,131 @@
+"""Grammars of answers, compiled with llguidance for one model's vocabulary."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from inferloop.core.errors import RequestError
+from inferloop.core.request import Grammar
+from inferloop.engine.schedule.step import UInt32
+from inferloop.engine.text.tokenizer import Tokenizer
+
+MAX_CHARS = 65536
+MAX_DEPTH = 64
+"""Levels of a schema's own JSON."""
+_WHITESPACE = r" |\n {0,32}"
+"""Between the parts of a JSON text: one space, or one new line with its indent. A model that may write blanks without
+end sometimes does."""
+_ANY_OBJECT = '{"type": "object"}'
+_LIMITS = LLParserLimits(initial_lexer_fuel=300_000, step_lexer_fuel=100_000, verbose_errors=False)
+"""The mask of a step is computed while the whole batch waits. With llguidance's own limits (1,000,000 and 200,000) a
+repetition of repetitions holds it up for half a second; with these the worst that was found takes 0.03 s, once."""
+
+
+class GrammarCompiler:
+    """For one tokenizer and the `vocab_size` rows of the model's logits. Safe to share between threads; preparing the
+    vocabulary, a fraction of a second, waits for the first grammar."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._prepared: LLTokenizer | None = None
+        self._lock = threading.Lock()
+
+    def compile(self, grammar: Grammar) -> GrammarMask:
+        """Takes from a millisecond to a second. Raises RequestError naming the grammar's field for what is too large,
+        malformed, unsupported (a schema's keywords too: nothing of it is ignored) or matches nothing."""
+        if len(grammar.text) > MAX_CHARS:
+            raise RequestError(f"{grammar.param} is longer than {MAX_CHARS} characters", param=grammar.param)
+        if not self._tokenizer.eos_token_ids:
+            raise RequestError("this model has no end token, which a bounded answer needs", param=grammar.param)
+        matcher = LLMatcher(self._vocabulary(), _source(grammar), log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first state finds what is infinite or empty, and is the most work
+        if matcher.is_error():
+            problem = matcher.get_error().strip()[:500] or "it cannot be compiled"
+            raise RequestError(f"{grammar.param} cannot be used: {problem}", param=grammar.param)
+        return GrammarMask(matcher, frozenset(self._tokenizer.eos_token_ids))
+
+    def _vocabulary(self) -> LLTokenizer:
+        with self._lock:
+            if self._prepared is None:
+                wrapper = TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size))
+                ends = list(self._tokenizer.eos_token_ids)
+                self._prepared = LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=ends)
+            return self._prepared
+
+
+class GrammarMask:
+    """One answer's way through a grammar; implements engine.schedule.mask.Mask. For one thread at a time."""
+
+    def __init__(self, matcher: LLMatcher, end_token_ids: frozenset[int]) -> None:
+        self._matcher, self._ends = matcher, end_token_ids
+
+    @property
+    def failed(self) -> bool:
+        return self._matcher.is_error()
+
+    def fill(self, row: UInt32) -> None:
+        assert row.flags.c_contiguous, "a row of packed words"
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+
+    def accept(self, token_ids: list[int]) -> None:
+        for token in token_ids:
+            # one that has come to its end takes no more tokens, not even the end token that it allows
+            if not (token in self._ends and self._matcher.is_stopped()):
+                self._matcher.consume_token(token)
+
+
+class _Vocabulary:
+    """The form in which llguidance takes a vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.eos_token_ids[0]
+        self.bos_token_id = tokenizer.bos_token_id
+        self.special_token_ids = sorted(tokenizer.vocabulary.special)
+        table = tokenizer.vocabulary.token_bytes
+        self.tokens = [*table, *[b""] * (vocab_size - len(table))]  # rows that pad the logits stand for nothing
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, allow_special=False)
+
+
+def _source(grammar: Grammar) -> str:
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.text)
+    schema = _ANY_OBJECT if grammar.kind == "json_object" else grammar.text
+    _check_schema(schema, grammar.param)
+    return LLMatcher.grammar_from_json_schema(
+        schema, overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE, "lenient": False}
+    )
+
+
+def _check_schema(text: str, param: str) -> None:
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise _too_deep(param) from None
+    except ValueError as problem:
+        raise RequestError(f"{param} is not JSON: {problem}", param=param) from None
+    if not isinstance(schema, dict):
+        raise RequestError(f"{param} must be a JSON object", param=param)
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for value in level
+            if isinstance(value, dict | list)
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise _too_deep(param)
+
+
+def _too_deep(param: str) -> RequestError:
+    return RequestError(f"{param} is nested deeper than {MAX_DEPTH} levels", param=param)

@@ -1,0 +1,73 @@
+"""The fields of a request that say what the whole answer has to be, as one Grammar."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from inferloop.core.errors import RequestError
+from inferloop.core.request import Grammar
+
+
+class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`strict` changes nothing: a schema is always kept to, or refused."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Exactly one. `json`: a JSON schema, as an object or as text; `grammar`: in Lark syntax."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
+def grammar_of(asked: StructuredOutputs | None, response_format: ResponseFormat | None) -> Grammar | None:
+    """Raises RequestError naming the field."""
+    formatted = None if response_format is None else _of_format(response_format)
+    if asked is None:
+        return formatted
+    if formatted is not None:
+        raise RequestError("give response_format or structured_outputs, not both", param="structured_outputs")
+    given = [f for f in asked.__struct_fields__ if getattr(asked, f) is not None]
+    if len(given) != 1:
+        raise RequestError(
+            "structured_outputs takes exactly one of json, regex and grammar", param="structured_outputs"
+        )
+    param = f"structured_outputs.{given[0]}"
+    if asked.regex is not None:
+        return Grammar("regex", asked.regex, param)
+    if asked.grammar is not None:
+        return Grammar("lark", asked.grammar, param)
+    return Grammar("json_schema", asked.json if isinstance(asked.json, str) else _text(asked.json, param), param)
+
+
+def _of_format(asked: ResponseFormat) -> Grammar | None:
+    if (asked.json_schema is not None) != (asked.type == "json_schema"):
+        word = "needs" if asked.json_schema is None else "does not take"
+        raise RequestError(
+            f"response_format of type {asked.type} {word} json_schema", param="response_format.json_schema"
+        )
+    if asked.json_schema is not None:
+        param = "response_format.json_schema.schema"
+        return Grammar("json_schema", _text(asked.json_schema.schema, param), param)
+    return Grammar("json_object", param="response_format") if asked.type == "json_object" else None
+
+
+def _text(schema: Any, param: str) -> str:
+    """The order of keys is kept: properties are generated in the order in which they are declared."""
+    try:
+        return msgspec.json.encode(schema).decode()
+    except RecursionError:
+        raise RequestError(f"{param} is nested too deeply", param=param) from None
