@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel, Field
 
 from inferloop.backends.http import HttpClient
 from inferloop.models.resolve import ModelFiles
@@ -119,3 +121,26 @@ async def test_request_id_is_on_the_answer(client: openai.AsyncOpenAI, model: st
         model=model, prompt="x", max_tokens=1, extra_headers={"x-request-id": "abc-123"}
     )
     assert answer._request_id == "abc-123"
+
+
+class Item(BaseModel):
+    name: str = Field(max_length=15)
+    size: int | None
+    color: Literal["red", "blue"]
+
+
+class Order(BaseModel):
+    items: list[Item] = Field(min_length=1, max_length=2)
+    paid: bool
+
+
+async def test_answers_parse_into_the_clients_own_types(client: openai.AsyncOpenAI, model: str) -> None:
+    whole = await client.chat.completions.parse(
+        model=model, messages=QUESTION, response_format=Order, max_tokens=300, seed=1
+    )
+    assert isinstance(whole.choices[0].message.parsed, Order)
+    async with client.chat.completions.stream(
+        model=model, messages=QUESTION, response_format=Order, max_tokens=300, seed=1
+    ) as stream:
+        streamed = await stream.get_final_completion()
+    assert isinstance(streamed.choices[0].message.parsed, Order)
