@@ -13,14 +13,15 @@ from inferloop.models.resolve import ModelFiles
 
 
 async def test_leaving_at_random_times(served_model: str, embedded_model: ModelFiles) -> None:
-    """Streamed and not, queued, prefilling in chunks, decoding: all is free again, and the server still answers."""
+    """Streamed and not, of one choice and of four, queued, prefilling in chunks, decoding: all is free again, and the
+    server still answers."""
     rng = random.Random(7)
     client = HttpClient(served_model)
 
     async def leaver(stream: bool) -> None:
         body = {
             "model": embedded_model.model_id, "prompt": "word " * rng.choice((1, 50, 700)), "stream": stream,
-            "max_tokens": 1000, "ignore_eos": True,
+            "max_tokens": 1000, "ignore_eos": True, "n": rng.choice((1, 4)),
         }  # fmt: skip
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(rng.uniform(0.0, 1.0)):
@@ -42,4 +43,29 @@ async def test_leaving_at_random_times(served_model: str, embedded_model: ModelF
     body = json.dumps({"model": embedded_model.model_id, "temperature": 0, **question}).encode()
     answer = await (await client.request("POST", "/v1/chat/completions", body=body)).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
+    await client.close()
+
+
+async def test_leaving_four_choices(served_model: str, embedded_model: ModelFiles) -> None:
+    client = HttpClient(served_model)
+    body = {
+        "model": embedded_model.model_id, "prompt": "Count: 1 2 3", "n": 4, "stream": True, "max_tokens": 1000,
+        "ignore_eos": True,
+    }  # fmt: skip
+    response = await client.request("POST", "/v1/completions", body=json.dumps(body).encode())
+    seen = b""
+    async for _, piece in response.pieces():
+        seen += piece
+        if all(b'"index":%d' % i in seen for i in range(4)):
+            break
+    assert (await client.get_json("/health/progress"))["running"] == 4
+    response.abort()
+    for _ in range(200):
+        progress = await client.get_json("/health/progress")
+        if progress["running"] == progress["waiting"] == progress["in_flight"] == 0:
+            break
+        await asyncio.sleep(0.05)
+    assert (progress["running"], progress["waiting"], progress["in_flight"]) == (0, 0, 0)
+    metrics = (await (await client.request("GET", "/metrics")).read()).decode()
+    assert re.search(r"^inferloop_kv_usage_ratio\S* 0\.0$", metrics, re.MULTILINE)
     await client.close()

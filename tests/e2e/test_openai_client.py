@@ -89,6 +89,56 @@ async def test_completions_and_stop(client: openai.AsyncOpenAI, model: str) -> N
         assert "".join([c.choices[0].text async for c in stream]) == expected
 
 
+async def test_several_choices(client: openai.AsyncOpenAI, model: str) -> None:
+    """With a seed, choices differ, the same request gives the same ones, and the first is that of a single choice."""
+    ask = {"model": model, "prompt": "Once upon a time", "seed": 11, "temperature": 1.0, "max_tokens": 8}
+    one = await client.completions.create(**ask)  # type: ignore[call-overload]
+    three = await client.completions.create(**ask, n=3)  # type: ignore[call-overload]
+    again = await client.completions.create(**ask, n=3)  # type: ignore[call-overload]
+    texts = [choice.text for choice in three.choices]
+    assert [choice.index for choice in three.choices] == [0, 1, 2] and len(set(texts)) == 3
+    assert texts[0] == one.choices[0].text
+    assert [choice.text for choice in again.choices] == texts
+    assert three.usage.prompt_tokens == one.usage.prompt_tokens
+    assert three.usage.completion_tokens == 24
+
+
+async def test_several_prompts_echoed(client: openai.AsyncOpenAI, model: str) -> None:
+    prompts = ["Here is the English alphabet: A B C D", "1 2 3 4 5"]
+    alone = [
+        await client.completions.create(model=model, prompt=prompt, temperature=0, max_tokens=6) for prompt in prompts
+    ]
+    both = await client.completions.create(model=model, prompt=prompts, temperature=0, max_tokens=6, echo=True, n=2)
+    expected = [prompt + answer.choices[0].text for prompt, answer in zip(prompts, alone, strict=True) for _ in "ab"]
+    assert [choice.text for choice in both.choices] == expected
+    assert both.usage is not None
+    assert both.usage.prompt_tokens == sum(answer.usage.prompt_tokens for answer in alone if answer.usage)
+    assert both.usage.completion_tokens == 24
+
+
+async def test_two_choices_streamed(client: openai.AsyncOpenAI, model: str) -> None:
+    whole = await client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=24, n=2)
+    stream = await client.chat.completions.create(
+        model=model,
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=24,
+        n=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts, reasons, usages = ["", ""], ["", ""], []
+    async for chunk in stream:
+        usages += [chunk.usage] if chunk.usage else []
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] += choice.finish_reason or ""
+    assert texts == [choice.message.content for choice in whole.choices] and "Paris" in texts[0] == texts[1]
+    assert reasons == ["stop", "stop"]
+    assert len(usages) == 1 and whole.usage is not None
+    assert usages[0].completion_tokens == whole.usage.completion_tokens
+
+
 async def test_logprobs(client: openai.AsyncOpenAI, model: str) -> None:
     answer = await client.chat.completions.create(
         model=model, messages=QUESTION, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3

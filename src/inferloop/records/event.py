@@ -22,6 +22,12 @@ class ReplicaEvent:
     token_offsets_us[i] is when output token i was emitted, in microseconds after the first one; tokens emitted
     together share an offset. t_wall_ns is the wall clock at t_engine_in_ns. identity_digest is
     models.identity.ServingIdentity.digest of the configuration that answered.
+
+    An attempt with several choices (n, several prompts) is one row still. num_input_tokens and num_cached_tokens count
+    every prompt once, num_output_tokens the tokens of all choices, and token_offsets_us has them merged in order of
+    time, so its gaps are not those of one choice. First and last token are those of the whole answer; tokenize, queue
+    and prefill are of the choice with the first token; preemptions and detokenize_ms are sums. finish_reason is length
+    when any choice ended so.
     """
 
     event_id: str
@@ -107,11 +113,13 @@ class GatewayEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What was said in one attempt, when the contract's privacy allows to keep it. `text` fields only at level text."""
+    """What was said in one choice of an attempt, when the contract's privacy allows to keep it; one row for each choice
+    that was begun. `text` fields only at level text."""
 
     event_id: str
     input_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
     input_text: str | None = None
     output_text: str | None = None
+    choice: int = 0
     schema_version: int = SCHEMA_VERSION

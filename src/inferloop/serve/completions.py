@@ -20,47 +20,58 @@ class CompletionEncoder:
 
     def __init__(self, head: AnswerHead) -> None:
         self._head, self._writer = head, ChunkWriter(head, "text_completion")
-        self._texts: list[str] = []
-        self._text_length = 0
-        self._logprobs: CompletionLogprobs | None = None
+        self._texts = [[echo] for echo in head.echoes]
+        self._text_lengths = [0 for _ in head.echoes]
+        self._logprobs: list[CompletionLogprobs | None] = [None for _ in head.echoes]
 
     def opening(self) -> bytes:
-        return b""
+        return b"".join(
+            self._writer.choice(_choice(i, echo), Timings(num_tokens=0))
+            for i, echo in enumerate(self._head.echoes)
+            if echo
+        )
 
-    def chunk(self, delta: Delta) -> bytes:
+    def chunk(self, index: int, delta: Delta) -> bytes:
         if not self._writer.wants(delta):
             return b""
         logprobs = b"null"
         if delta.logprobs is not None:
-            logprobs = _dumps(self._completion_logprobs(delta.token_ids, delta.logprobs))
-        choice = b'{"index":0,"text":%b,"logprobs":%b,"finish_reason":null}' % (_dumps(delta.text), logprobs)
-        return self._writer.choice(choice, Timings(num_tokens=len(delta.token_ids)))
+            logprobs = _dumps(self._completion_logprobs(index, delta.token_ids, delta.logprobs))
+        return self._writer.choice(_choice(index, delta.text, logprobs), Timings(num_tokens=len(delta.token_ids)))
 
-    def closing(self, finish: Finish, usage: Usage, timings: Timings) -> bytes:
-        choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":"%b"}' % finish.encode()
-        return self._writer.closing(choice, usage, timings)
+    def ended(self, index: int, finish: Finish) -> bytes:
+        return self._writer.choice(_finish_choice(index, finish), Timings(num_tokens=0))
 
-    def collect(self, delta: Delta) -> None:
-        self._texts.append(delta.text)
+    def closing(self, index: int, finish: Finish, usage: Usage, timings: Timings) -> bytes:
+        return self._writer.closing(_finish_choice(index, finish), usage, timings)
+
+    def collect(self, index: int, delta: Delta) -> None:
+        self._texts[index].append(delta.text)
         if delta.logprobs is not None:
-            rows = self._completion_logprobs(delta.token_ids, delta.logprobs)
-            if self._logprobs is None:
-                self._logprobs = rows
+            rows = self._completion_logprobs(index, delta.token_ids, delta.logprobs)
+            kept = self._logprobs[index]
+            if kept is None:
+                self._logprobs[index] = rows
             else:
-                self._logprobs.tokens += rows.tokens
-                self._logprobs.token_logprobs += rows.token_logprobs
-                self._logprobs.top_logprobs += rows.top_logprobs
-                self._logprobs.text_offset += rows.text_offset
+                kept.tokens += rows.tokens
+                kept.token_logprobs += rows.token_logprobs
+                kept.top_logprobs += rows.top_logprobs
+                kept.text_offset += rows.text_offset
 
-    def body(self, finish: Finish, usage: Usage, timings: Timings) -> bytes:
-        choice = CompletionChoice(text="".join(self._texts), logprobs=self._logprobs, finish_reason=finish)
+    def body(self, finishes: Sequence[Finish], usage: Usage, timings: Timings) -> bytes:
+        choices = [
+            CompletionChoice(index=i, text="".join(texts), logprobs=logprobs, finish_reason=finish)
+            for i, (texts, logprobs, finish) in enumerate(zip(self._texts, self._logprobs, finishes, strict=True))
+        ]
         head = self._head
-        answer = Completion(id=head.id, created=head.created, model=head.model, choices=[choice], usage=usage)
+        answer = Completion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
         if head.with_timings:
             answer.inferloop = timings
         return _dumps(answer)
 
-    def _completion_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
+    def _completion_logprobs(
+        self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
+    ) -> CompletionLogprobs:
         rows = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token_id, row in zip(token_ids, logprobs, strict=True):
             text = public_text(self._head.token_bytes(token_id))
@@ -72,6 +83,14 @@ class CompletionEncoder:
                 name = public_text(self._head.token_bytes(other))
                 by_text[name] = max(value, by_text.get(name, value))
             rows.top_logprobs.append({name: public_logprob(value) for name, value in by_text.items()})
-            rows.text_offset.append(self._text_length)
-            self._text_length += len(text)
+            rows.text_offset.append(self._text_lengths[index])
+            self._text_lengths[index] += len(text)
         return rows
+
+
+def _choice(index: int, text: str, logprobs: bytes = b"null") -> bytes:
+    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}' % (index, _dumps(text), logprobs)
+
+
+def _finish_choice(index: int, finish: Finish) -> bytes:
+    return b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}' % (index, finish.encode())

@@ -1,9 +1,12 @@
-"""One attempt from arrival to its single event: the only place that counts requests and writes events."""
+"""One attempt from arrival to its single event: the only place that counts requests and writes events.
+
+An attempt is one HTTP request, however many choices it has: one event, one ending, one time to first token.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from inferloop.backends.protocols import Delta, StageTimes
 from inferloop.core.digest import digest_of
@@ -35,6 +38,20 @@ def _span_ms(start_ns: int | None, end_ns: int | None) -> float | None:
     return None if start_ns is None or end_ns is None else ns_to_ms(end_ns - start_ns)
 
 
+@dataclass(slots=True)
+class _Choice:
+    """One choice as far as it has come. Ids and texts only when content is captured."""
+
+    t_first_ns: int | None = None
+    t_last_ns: int = 0
+    num_after_first: int = 0
+    finish_reason: FinishReason | None = None
+    times: StageTimes | None = None
+    input_ids: tuple[int, ...] = ()
+    output_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
 class Attempt:
     """Mutated by the task that answers the request, on the event loop. `finish` or `fail` ends it, once."""
 
@@ -53,17 +70,15 @@ class Attempt:
         self.t_in_ns, self.t_wall_ns = replica.clock.now_ns(), replica.clock.wall_ns()
         self.call: Call | None = None
         self.interrupted_by: str | None = None
-        self.finish_reason: FinishReason | None = None
         self.done = False
-        self._times: StageTimes | None = None
-        self._num_input = self._num_cached = self._num_output = self._num_after_first = 0
+        self._choices: dict[int, _Choice] = {}
+        self._first: _Choice | None = None
+        self._prompts_seen: set[int] = set()
+        self._num_input = self._num_cached = self._num_output = 0
         self._t_first_ns: int | None = None
         self._t_last_ns: int | None = None
         self._offsets_us: list[int] = []
         self._keep = replica.config.capture != "none" and replica.content_sink is not None
-        self._input_ids: tuple[int, ...] = ()
-        self._output_ids: list[int] = []
-        self._texts: list[str] = []
 
     def interrupt(self, task: asyncio.Task[object], why: str) -> None:
         """Cancel the answering task for `why` (disconnect or drain), unless it is done."""
@@ -71,34 +86,47 @@ class Attempt:
             self.interrupted_by = why
             task.cancel()
 
-    def on_delta(self, delta: Delta) -> None:
-        """Count a delta's tokens, when they came, and remember how the answer ended."""
+    def on_delta(self, delta: Delta, index: int) -> None:
+        """Count a delta's tokens, when they came, and remember how choice `index` ended."""
+        choice = self._choices.setdefault(index, _Choice())
         if delta.prompt_token_ids is not None:
-            self._num_input, self._num_cached = len(delta.prompt_token_ids), delta.num_cached_tokens
-            self.replica.metrics.prompt_tokens += self._num_input
-            self.replica.metrics.cached_tokens += self._num_cached
+            self._count_prompt(index, len(delta.prompt_token_ids), delta.num_cached_tokens)
         if delta.token_ids:
-            self._count_tokens(delta.t_ns, len(delta.token_ids))
-        if delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
-        self._times = delta.times or self._times
+            self._count_tokens(choice, delta.t_ns, len(delta.token_ids))
+        choice.finish_reason = delta.finish_reason or choice.finish_reason
+        choice.times = delta.times or choice.times
         if self._keep:
-            self._input_ids = delta.prompt_token_ids or self._input_ids
-            self._output_ids.extend(delta.token_ids)
-            self._texts.append(delta.text)
+            choice.input_ids = delta.prompt_token_ids or choice.input_ids
+            choice.output_ids.extend(delta.token_ids)
+            choice.texts.append(delta.text)
 
-    def _count_tokens(self, t_ns: int, num_tokens: int) -> None:
+    def _count_prompt(self, index: int, num_tokens: int, num_cached: int) -> None:
+        """Once per prompt, by the choice that is first to tell: what the others find cached may be this one's work."""
+        prompt = index // self.call.num_per_prompt if self.call is not None else index
+        if prompt in self._prompts_seen:
+            return
+        self._prompts_seen.add(prompt)
+        self._num_input += num_tokens
+        self._num_cached += num_cached
+        self.replica.metrics.prompt_tokens += num_tokens
+        self.replica.metrics.cached_tokens += num_cached
+
+    def _count_tokens(self, choice: _Choice, t_ns: int, num_tokens: int) -> None:
         metrics = self.replica.metrics
         metrics.generation_tokens += num_tokens
         if self._t_first_ns is None or self._t_last_ns is None:
-            self._t_first_ns = t_ns
+            self._first, self._t_first_ns = choice, t_ns
             metrics.observe("ttft", (t_ns - self.t_in_ns) / NS_PER_S)
+        if choice.t_first_ns is None:
+            choice.t_first_ns = t_ns
         else:
-            self._num_after_first += num_tokens
-            metrics.observe("itl", (t_ns - self._t_last_ns) / NS_PER_S / num_tokens, num_tokens)
-        self._t_last_ns = t_ns
+            choice.num_after_first += num_tokens
+            metrics.observe("itl", (t_ns - choice.t_last_ns) / NS_PER_S / num_tokens, num_tokens)
+        choice.t_last_ns = t_ns
+        # Choices reach this loop one after the other, so stamps of two of them may come in the wrong order.
+        self._t_last_ns = max(t_ns, self._t_last_ns or t_ns)
         self._num_output += num_tokens
-        self._offsets_us.extend([(t_ns - self._t_first_ns) // 1000] * num_tokens)
+        self._offsets_us.extend([max(0, t_ns - self._t_first_ns) // 1000] * num_tokens)
 
     @property
     def usage(self) -> Usage:
@@ -122,8 +150,22 @@ class Attempt:
             num_preemptions=spans.num_preemptions,
         )
 
+    def _stage_times(self) -> StageTimes | None:
+        """Those of the choice with the first token, so that queue and prefill make the time to it; what is a sum is
+        summed over all choices."""
+        known = [c.times for c in self._choices.values() if c.times is not None]
+        if not known:
+            return None
+        first = self._first.times if self._first is not None else None
+        return replace(
+            first or known[0],
+            detokenize_ns=sum(t.detokenize_ns for t in known),
+            preempted_ns=sum(t.preempted_ns for t in known),
+            num_preemptions=sum(t.num_preemptions for t in known),
+        )
+
     def _spans(self) -> Spans:
-        times = self._times or StageTimes(self.t_in_ns)
+        times = self._stage_times() or StageTimes(self.t_in_ns)
         return Spans(
             tokenize_ms=_span_ms(self.t_in_ns, times.t_tokenized_ns),
             queue_ms=_span_ms(self.t_in_ns, times.t_scheduled_ns),
@@ -134,9 +176,10 @@ class Attempt:
         )
 
     def finish(self) -> None:
-        """The answer was sent completely."""
-        assert self.finish_reason is not None
-        self._end(self.finish_reason, None, 200)
+        """The answer was sent completely. It ended by length when any of its choices did."""
+        reasons = {choice.finish_reason for choice in self._choices.values()}
+        assert reasons and reasons <= {"stop", "length"}, reasons
+        self._end("length" if "length" in reasons else "stop", None, 200)
 
     def fail(self, error: BaseException, *, status: int | None = None) -> None:
         """The request was refused or the generation failed; `status` is what the client saw, if not the error's own."""
@@ -159,10 +202,11 @@ class Attempt:
         event = self._event(reason, error, status)
         self.replica.sink.write(event)
         if event.content_ref is not None and self.replica.content_sink is not None:
-            self.replica.content_sink.write(self._content())
+            for index in sorted(self._choices):
+                self.replica.content_sink.write(self._content(index))
 
     def _count_request(self, reason: FinishReason) -> None:
-        metrics, times = self.replica.metrics, self._times
+        metrics, times = self.replica.metrics, self._stage_times()
         metrics.finished[reason] += 1
         if self._t_first_ns is None or self._t_last_ns is None:
             metrics.num_without_token += 1
@@ -171,14 +215,15 @@ class Attempt:
         metrics.observe("decode", (self._t_last_ns - self._t_first_ns) / NS_PER_S)
         metrics.observe("prompt", self._num_input)
         metrics.observe("generation", self._num_output)
-        if self._num_after_first:
-            metrics.observe("tpot", (self._t_last_ns - self._t_first_ns) / NS_PER_S / self._num_after_first)
+        begun = [(c.t_last_ns - c.t_first_ns, c) for c in self._choices.values() if c.t_first_ns is not None]
+        if num_after_first := sum(c.num_after_first for _, c in begun):
+            metrics.observe("tpot", sum(span_ns for span_ns, _ in begun) / NS_PER_S / num_after_first)
         if times is not None and times.t_scheduled_ns is not None:
             metrics.observe("queue", (times.t_scheduled_ns - self.t_in_ns) / NS_PER_S)
             metrics.observe("prefill", (self._t_first_ns - times.t_scheduled_ns) / NS_PER_S)
 
     def _event(self, reason: FinishReason, error: str | None, status: int | None) -> ReplicaEvent:
-        config, times, spans = self.replica.config, self._times, self._spans()
+        config, times, spans = self.replica.config, self._stage_times(), self._spans()
         return ReplicaEvent(
             event_id=self.event_id,
             trace_id=self.trace.trace_id,
@@ -212,7 +257,7 @@ class Attempt:
             num_input_tokens=self._num_input,
             num_cached_tokens=self._num_cached,
             num_output_tokens=self._num_output,
-            token_offsets_us=tuple(self._offsets_us),
+            token_offsets_us=tuple(sorted(self._offsets_us)),
             finish_reason=reason,
             error_class=error,
             status=status,
@@ -222,15 +267,18 @@ class Attempt:
 
     def _content_ref(self) -> str | None:
         path = self.replica.config.content_path
-        return f"{path.name}#{self.event_id}" if self._keep and path is not None and self._input_ids else None
+        known = self._keep and any(choice.input_ids for choice in self._choices.values())
+        return f"{path.name}#{self.event_id}" if known and path is not None else None
 
-    def _content(self) -> Content:
+    def _content(self, index: int) -> Content:
+        choice = self._choices[index]
         with_text = self.replica.config.capture == "text"
         codec = self.replica.codec
         return Content(
             event_id=self.event_id,
-            input_token_ids=self._input_ids,
-            output_token_ids=tuple(self._output_ids),
-            input_text=codec.decode(self._input_ids) if with_text and codec is not None else None,
-            output_text="".join(self._texts) if with_text else None,
+            choice=index,
+            input_token_ids=choice.input_ids,
+            output_token_ids=tuple(choice.output_ids),
+            input_text=codec.decode(choice.input_ids) if with_text and codec is not None else None,
+            output_text="".join(choice.texts) if with_text else None,
         )

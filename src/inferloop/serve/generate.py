@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from inferloop.backends.protocols import GenerateRequest, GeneratorInfo
 from inferloop.core.errors import EngineError, InferloopError, OverloadedError, RequestError
 from inferloop.core.ids import TraceContext, new_id
+from inferloop.core.request import FinishReason
 from inferloop.core.units import NS_PER_S
 from inferloop.serve import sse
 from inferloop.serve.asgi import (
@@ -26,6 +27,7 @@ from inferloop.serve.asgi import (
     wait_disconnect,
 )
 from inferloop.serve.chat import ChatEncoder
+from inferloop.serve.choices import generate_all, spread
 from inferloop.serve.completions import CompletionEncoder
 from inferloop.serve.decode import beside_loop
 from inferloop.serve.errors import NOT_FAULTS, error_object, log_bug
@@ -109,6 +111,7 @@ class _Answer:
         codec = replica.codec
         if call.sampling.num_logprobs is not None and codec is None:
             raise RequestError("log-probabilities are not supported by this backend", param="logprobs")
+        echoes = await self._echoes(call)
         head = sse.AnswerHead(
             id=new_id(self._dialect.id_prefix),
             created=attempt.t_wall_ns // NS_PER_S,
@@ -116,52 +119,74 @@ class _Answer:
             include_usage=call.include_usage,
             with_timings=self._with_timings,
             token_bytes=codec.token_bytes if codec is not None else _no_bytes,
+            echoes=echoes,
         )
         encoder = self._dialect.encoder(head)
         request = GenerateRequest(
             attempt.request_id,
             attempt.trace,
-            call.prompt,
+            call.prompts[0],
             call.sampling,
             t_engine_in_ns=attempt.t_in_ns,
             cache_salt=call.cache_salt,
         )
-        await (self._stream(request, encoder) if call.stream else self._whole(request, encoder))
+        requests = spread(call, request)
+        await (self._stream(requests, encoder) if call.stream else self._whole(requests, encoder))
 
-    async def _whole(self, request: GenerateRequest, encoder: sse.Encoder) -> None:
+    async def _echoes(self, call: Call) -> tuple[str, ...]:
+        """What each choice's text begins with."""
+        texts = [""] * len(call.prompts)
+        if call.echo:
+            codec = self._attempt.replica.codec
+            for i, prompt in enumerate(call.prompts):
+                if prompt.token_ids is None:
+                    texts[i] = prompt.text or ""
+                elif codec is None:
+                    raise RequestError("echo of token ids is not supported by this backend", param="echo")
+                else:
+                    texts[i] = await asyncio.to_thread(codec.decode, prompt.token_ids)
+        return tuple(text for text in texts for _ in range(call.num_per_prompt))
+
+    async def _whole(self, requests: list[GenerateRequest], encoder: sse.Encoder) -> None:
         attempt = self._attempt
-        async with contextlib.aclosing(attempt.replica.generator.generate(request)) as deltas:
-            async for delta in deltas:
-                attempt.on_delta(delta)
-                encoder.collect(delta)
+        finishes: dict[int, Finish] = {}
+        async with contextlib.aclosing(generate_all(attempt.replica.generator, requests)) as deltas:
+            async for index, delta in deltas:
+                attempt.on_delta(delta, index)
+                encoder.collect(index, delta)
+                if delta.finish_reason is not None:
+                    finishes[index] = _public_finish(delta.finish_reason)
         usage = attempt.usage
-        body = encoder.body(self._finish_reason(), usage, attempt.timings(usage.completion_tokens))
+        in_order = [_public_finish(finishes.get(index)) for index in range(len(requests))]
+        body = encoder.body(in_order, usage, attempt.timings(usage.completion_tokens))
         self._started = True
         attempt.finish()
         await send_json(self._send, 200, body)
 
-    async def _stream(self, request: GenerateRequest, encoder: sse.Encoder) -> None:
+    async def _stream(self, requests: list[GenerateRequest], encoder: sse.Encoder) -> None:
         """The headers go out with the first delta, so that what fails before it still gets its own status."""
-        attempt = self._attempt
-        async with contextlib.aclosing(attempt.replica.generator.generate(request)) as deltas:
-            async for delta in deltas:
-                attempt.on_delta(delta)
-                chunk = encoder.chunk(delta)
+        attempt, num_open, last = self._attempt, len(requests), b""
+        async with contextlib.aclosing(generate_all(attempt.replica.generator, requests)) as deltas:
+            async for index, delta in deltas:
+                attempt.on_delta(delta, index)
+                chunk = encoder.chunk(index, delta)
                 if not self._started:
                     self._started = True
                     await start(self._send, 200, sse.HEADERS)
                     chunk = encoder.opening() + chunk
+                if delta.finish_reason is not None:
+                    finish = _public_finish(delta.finish_reason)
+                    num_open -= 1
+                    if num_open:
+                        chunk += encoder.ended(index, finish)
+                    else:
+                        last = encoder.closing(index, finish, attempt.usage, attempt.timings(0))
                 if chunk:
                     await send_body(self._send, chunk, more=True)
-        last = encoder.closing(self._finish_reason(), attempt.usage, attempt.timings(0))
+        if num_open:
+            _public_finish(None)
         attempt.finish()
         await send_body(self._send, last)
-
-    def _finish_reason(self) -> Finish:
-        reason = self._attempt.finish_reason
-        if reason == "stop" or reason == "length":
-            return reason
-        raise EngineError("the engine ended this request before it was complete")
 
     async def failed(self, error: BaseException) -> None:
         """Tell the client as well as is still possible."""
@@ -196,6 +221,12 @@ class _Answer:
 async def _interrupt_on_disconnect(receive: Receive, task: asyncio.Task[object], attempt: Attempt) -> None:
     await wait_disconnect(receive)
     attempt.interrupt(task, "disconnect")
+
+
+def _public_finish(reason: FinishReason | None) -> Finish:
+    if reason == "stop" or reason == "length":
+        return reason
+    raise EngineError("the engine ended this request before it was complete")
 
 
 def _no_bytes(_: int) -> bytes:

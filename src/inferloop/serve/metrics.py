@@ -28,22 +28,44 @@ SECONDS = (
 TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 _HISTOGRAMS = {
-    "ttft": ("time_to_first_token_seconds", "time_to_first_token_seconds", "Arrival to first token.", SECONDS),
-    "itl": ("inter_token_latency_seconds", "inter_token_latency_seconds", "Gap before each later token.", SECONDS),
+    "ttft": (
+        "time_to_first_token_seconds",
+        "time_to_first_token_seconds",
+        "Arrival to first token of any choice.",
+        SECONDS,
+    ),
+    "itl": (
+        "inter_token_latency_seconds",
+        "inter_token_latency_seconds",
+        "Gap before each later token of a choice.",
+        SECONDS,
+    ),
     "tpot": (
         "time_per_output_token_seconds",
         "request_time_per_output_token_seconds",
-        "Per request, mean time per token after the first.",
+        "Per request, mean time per token after the first of a choice.",
         SECONDS,
     ),
-    "e2e": ("e2e_request_latency_seconds", "e2e_request_latency_seconds", "Arrival to last token.", SECONDS),
+    "e2e": (
+        "e2e_request_latency_seconds",
+        "e2e_request_latency_seconds",
+        "Arrival to last token of all choices.",
+        SECONDS,
+    ),
     "queue": ("request_queue_time_seconds", "request_queue_time_seconds", "Arrival to first schedule.", SECONDS),
     "prefill": ("request_prefill_time_seconds", "request_prefill_time_seconds", "Schedule to first token.", SECONDS),
     "decode": ("request_decode_time_seconds", "request_decode_time_seconds", "First to last token.", SECONDS),
-    "prompt": ("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens per request.", TOKENS),
-    "generation": ("request_generation_tokens", "request_generation_tokens", "Output tokens per request.", TOKENS),
+    "prompt": ("request_prompt_tokens", "request_prompt_tokens", "Tokens of all prompts per request.", TOKENS),
+    "generation": (
+        "request_generation_tokens",
+        "request_generation_tokens",
+        "Tokens of all choices per request.",
+        TOKENS,
+    ),
 }
 """Key to (our name, vLLM's name, help, bounds)."""
+
+_REQUESTS_HELP = "HTTP requests that reached the engine, one however many choices; length when any choice ended so."
 
 
 class Histogram:
@@ -71,8 +93,9 @@ class Histogram:
 
 
 class Metrics(Collector):
-    """Counters only grow. Requests refused before the engine are counted apart, so that for the others
-    sum over finish reasons = TTFT observations + requests that ended without a token."""
+    """Counters only grow. A request is one HTTP request, however many choices it has; choices are what runs and waits,
+    and what gaps between tokens are measured in. Requests refused before the engine are counted apart, so that for the
+    others sum over finish reasons = TTFT observations + requests that ended without a token."""
 
     def __init__(self, *, model: str, identity_digest: str, stats: Callable[[], GeneratorStats], aliases: str | None):
         self._stats, self._model = stats, model
@@ -103,8 +126,12 @@ class Metrics(Collector):
 
     def _families(self, s: GeneratorStats) -> Iterator[Metric]:
         yield _gauge("inferloop_build_info", "Which configuration answers; always 1.", self._info, 1)
-        yield _gauge("inferloop_requests_running", "Requests in the running batch.", self._labels, s.num_running)
-        yield _gauge("inferloop_requests_waiting", "Requests waiting for the batch.", self._labels, s.num_waiting)
+        yield _gauge(
+            "inferloop_requests_running", "Choices of requests in the running batch.", self._labels, s.num_running
+        )
+        yield _gauge(
+            "inferloop_requests_waiting", "Choices of requests waiting for the batch.", self._labels, s.num_waiting
+        )
         yield _gauge("inferloop_kv_usage_ratio", "Share of KV blocks in use, 0 to 1.", self._labels, _kv_usage(s))
         yield _gauge("inferloop_engine_alive", "1 while the step loop runs.", self._labels, float(s.alive))
         for name, text, value in (
@@ -120,7 +147,7 @@ class Metrics(Collector):
         ):
             yield _counter(name, text, self._labels, [({}, value)])
         finished = [({"finish_reason": str(reason)}, count) for reason, count in self.finished.items()]
-        yield _counter("inferloop_requests", "Requests that reached the engine.", self._labels, finished)
+        yield _counter("inferloop_requests", _REQUESTS_HELP, self._labels, finished)
         refused = [({"code": code}, count) for code, count in sorted(self.refused.items())]
         yield _counter("inferloop_requests_refused", "Requests refused before the engine.", self._labels, refused)
         for key, (name, _, text, _) in _HISTOGRAMS.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,28 +32,34 @@ class AnswerHead:
     include_usage: bool
     with_timings: bool
     token_bytes: Callable[[int], bytes]
+    echoes: tuple[str, ...] = ("",)
+    """What each choice's text begins with; as many as there are choices."""
 
 
 class Encoder(Protocol):
-    """One answer in one dialect of the OpenAI API."""
+    """One answer, of one or several choices, in one dialect of the OpenAI API."""
 
     def opening(self) -> bytes:
-        """Sent once before the first chunk; may be empty."""
+        """Sent once before the first chunk, for all choices; may be empty."""
         ...
 
-    def chunk(self, delta: Delta) -> bytes:
+    def chunk(self, index: int, delta: Delta) -> bytes:
         """Empty when there is nothing that a client may see."""
         ...
 
-    def closing(self, finish: Finish, usage: Usage, timings: Timings) -> bytes:
-        """Finish chunk, usage chunk if asked for, [DONE]."""
+    def ended(self, index: int, finish: Finish) -> bytes:
+        """Finish chunk of a choice that is not the last to end."""
         ...
 
-    def body(self, finish: Finish, usage: Usage, timings: Timings) -> bytes:
+    def closing(self, index: int, finish: Finish, usage: Usage, timings: Timings) -> bytes:
+        """Finish chunk of the last choice to end, usage chunk if asked for, [DONE]."""
+        ...
+
+    def body(self, finishes: Sequence[Finish], usage: Usage, timings: Timings) -> bytes:
         """The whole answer, from the deltas given to `collect`."""
         ...
 
-    def collect(self, delta: Delta) -> None:
+    def collect(self, index: int, delta: Delta) -> None:
         """Keep a delta for `body`."""
         ...
 

@@ -22,6 +22,10 @@ from inferloop.serve.structured import ResponseFormat, StructuredOutputs, gramma
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_N = 16
+MAX_PROMPTS = 64
+MAX_CHOICES = 128
+"""Of all prompts of one request together."""
 _MAX_ID_DIGITS = 10
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI's completions endpoint generates at most when max_tokens is absent."""
@@ -49,7 +53,7 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, description="0 and -1 are off.")] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -128,24 +132,26 @@ class ChatRequest(Common):
 
 
 class CompletionRequest(Common):
-    prompt: str | list[TokenId | str]
+    prompt: str | list[TokenId | str | list[TokenId]]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    echo: NoOp = None
+    echo: bool | None = None
     suffix: NoOp = None
     best_of: NoOp = None
 
-    no_op: ClassVar[dict[str, tuple[Any, ...]]] = {"echo": (False,), "suffix": ("",), "best_of": (1,)}
+    no_op: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,)}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """A checked request: what to generate, and how to answer."""
 
-    prompt: Prompt
+    prompts: tuple[Prompt, ...]
     sampling: Sampling
     stream: bool
     include_usage: bool
     cache_salt: str = ""
+    num_per_prompt: int = 1
+    echo: bool = False
 
 
 def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
@@ -161,30 +167,35 @@ def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = request.max_completion_tokens or request.max_tokens
     grammar = _grammar(request, request.response_format, info)
-    return _call(request, prompt, replace(_sampling(request, max_tokens, num_logprobs), grammar=grammar))
+    return _call(request, (prompt,), replace(_sampling(request, max_tokens, num_logprobs), grammar=grammar))
 
 
 def parse_completion(body: bytes, info: GeneratorInfo) -> Call:
     """Raises RequestError naming the field."""
     request = decode_body(body, CompletionRequest)
     _check_common(request, info)
-    if not isinstance(request.prompt, str):
-        _check_length(request.prompt, info, "prompt")
-    prompt = _plain_prompt(request.prompt, info.vocab_size)
+    prompts = _plain_prompts(request.prompt, info)
+    if request.echo and request.logprobs is not None:
+        message = "echo together with logprobs is not supported by this server"
+        raise RequestError(message, param="echo", code="unsupported_parameter")
     sampling = _sampling(request, request.max_tokens, request.logprobs)
     if sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=max(COMPLETION_MAX_TOKENS, sampling.min_tokens), cut_max_tokens=True)
-    return _call(request, prompt, replace(sampling, grammar=_grammar(request, None, info)))
+    call = _call(request, prompts, replace(sampling, grammar=_grammar(request, None, info)))
+    return replace(call, echo=bool(request.echo))
 
 
-def _call(request: Common, prompt: Prompt, sampling: Sampling) -> Call:
+def _call(request: Common, prompts: tuple[Prompt, ...], sampling: Sampling) -> Call:
     options = request.stream_options
     if options is not None and not request.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise RequestError("min_tokens must not exceed max_tokens", param="min_tokens")
     include_usage = bool(options and options.include_usage)
-    return Call(prompt, sampling, bool(request.stream), include_usage, request.cache_salt or "")
+    n = request.n or 1
+    if n * len(prompts) > MAX_CHOICES:
+        raise RequestError(f"{len(prompts)} prompts with n = {n} make more than {MAX_CHOICES} choices", param="n")
+    return Call(prompts, sampling, bool(request.stream), include_usage, request.cache_salt or "", n)
 
 
 def _check_common(request: Common, info: GeneratorInfo) -> None:
@@ -235,22 +246,29 @@ def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> None:
             raise RequestError(f"{field}[{i}] is {token_id}, outside the vocabulary of {vocab_size}", param=field)
 
 
-def _plain_prompt(prompt: str | list[int | str], vocab_size: int) -> Prompt:
-    if len(prompt) == 0 or prompt == [""]:
-        raise RequestError("prompt must not be empty", param="prompt")
+def _plain_prompts(prompt: str | list[int | str | list[int]], info: GeneratorInfo) -> tuple[Prompt, ...]:
+    """A text, token ids, texts, or lists of token ids; never mixed, because nobody means that."""
+    if isinstance(prompt, str):
+        return (_plain_prompt(prompt, info, "prompt"),)
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return (_plain_prompt(ids, info, "prompt"),)
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"a request takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
+    if len({type(item) for item in prompt}) > 1:
+        raise RequestError("prompt mixes texts, token ids and lists of them; give one kind", param="prompt")
+    several = [item for item in prompt if not isinstance(item, int)]
+    return tuple(_plain_prompt(item, info, f"prompt[{i}]") for i, item in enumerate(several))
+
+
+def _plain_prompt(prompt: str | list[int], info: GeneratorInfo, field: str) -> Prompt:
+    if len(prompt) == 0:
+        raise RequestError(f"{field} must not be empty", param=field)
     if isinstance(prompt, str):
         return Prompt(text=prompt)
-    token_ids = [t for t in prompt if isinstance(t, int)]
-    if len(token_ids) == len(prompt):
-        check_token_ids(token_ids, vocab_size, "prompt")
-        return Prompt(token_ids=tuple(token_ids))
-    if len(prompt) == 1 and isinstance(prompt[0], str):
-        return Prompt(text=prompt[0])
-    raise RequestError(
-        "several prompts in one request are not supported; send one request each",
-        param="prompt",
-        code="unsupported_parameter",
-    )
+    _check_length(prompt, info, field)
+    check_token_ids(prompt, info.vocab_size, field)
+    return Prompt(token_ids=tuple(prompt))
 
 
 def plain_messages(messages: list[Message]) -> tuple[dict[str, Any], ...]:

@@ -117,7 +117,7 @@ async def test_one_event_for_every_ending() -> None:
     async with served() as s:
         await s.post({"prompt": "x", "stream": True, "max_tokens": 3})
         assert (await s.event(1)).finish_reason == "length"
-        refused: list[dict[str, Any]] = [{"prompt": ""}, {"prompt": "x", "model": "other"}, {"prompt": "x", "n": 5}]
+        refused: list[dict[str, Any]] = [{"prompt": ""}, {"prompt": "x", "model": "other"}, {"prompt": "x", "n": 17}]
         for num, fields in enumerate(refused, 2):
             await s.post(fields)
             event = await s.event(num)

@@ -24,8 +24,8 @@ DELTA = Delta("aé", (0, 1, 2), 0, ROWS)
 
 def answer(encoder_type: type[ChatEncoder] | type[CompletionEncoder], delta: Delta = DELTA) -> Any:
     encoder = encoder_type(AnswerHead("i", 0, "m", False, False, VOCABULARY.__getitem__))
-    encoder.collect(delta)
-    return json.loads(encoder.body("stop", USAGE, Timings(num_tokens=0)))["choices"][0]["logprobs"]
+    encoder.collect(0, delta)
+    return json.loads(encoder.body(["stop"], USAGE, Timings(num_tokens=0)))["choices"][0]["logprobs"]
 
 
 def test_bytes_of_part_characters_join_to_the_text() -> None:

@@ -37,7 +37,7 @@ def test_defaults_are_openais() -> None:
     call = parse_chat(chat(), INFO)
     assert call.sampling == Sampling(temperature=1.0, max_tokens=None)
     assert (call.stream, call.include_usage) == (False, False)
-    assert call.prompt == Prompt(messages=({"role": "user", "content": "hi"},))
+    assert call.prompts == (Prompt(messages=({"role": "user", "content": "hi"},)),)
     sampling = parse_completion(completion(), INFO).sampling
     assert (sampling.max_tokens, sampling.cut_max_tokens) == (16, True)
     sampling = parse_completion(completion(max_tokens=7), INFO).sampling
@@ -73,7 +73,8 @@ def test_every_value_arrives() -> None:
     ("field", "value"),
     [
         ("temperature", 2.1), ("temperature", True), ("top_p", 0), ("top_k", 501), ("top_k", -2), ("min_p", 1.1),
-        ("seed", 2**63), ("seed", 0.5), ("max_tokens", 0), ("max_tokens", 10**30 + 0.5), ("min_tokens", -1), ("n", 2),
+        ("seed", 2**63), ("seed", 0.5), ("max_tokens", 0), ("max_tokens", 10**30 + 0.5), ("min_tokens", -1),
+        ("n", 17), ("n", 0),
         ("stop", ""), ("stop", ["a"] * 17), ("stop", [""]), ("stop", ["x" * 2000]), ("stop_token_ids", [500]),
         ("stop_token_ids", [0] * 65), ("ignore_eos", "yes"), ("logit_bias", {"500": 1}), ("logit_bias", {"-1": 1}),
         ("logit_bias", {"x": 1}), ("logit_bias", {"1" * 5000: 1}), ("logit_bias", {"٣": 1}),
@@ -94,9 +95,10 @@ def test_bad_chat_fields_are_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("prompt", ""), ("prompt", []), ("prompt", [""]), ("prompt", ["a", "b"]), ("prompt", [500]), ("prompt", [-1]),
-        ("prompt", [[1, 2]]), ("prompt", [1, "a"]), ("prompt", 7), ("prompt", None), ("logprobs", True),
-        ("logprobs", 21), ("echo", True), ("suffix", "x"), ("best_of", 2), ("messages", MESSAGES),
+        ("prompt", ""), ("prompt", []), ("prompt", [""]), ("prompt", ["a", ""]), ("prompt", [500]), ("prompt", [-1]),
+        ("prompt", [[1, 500]]), ("prompt", [[1], []]), ("prompt", [1, "a"]), ("prompt", [[1], "a"]),
+        ("prompt", ["a"] * 65), ("prompt", [[[1]]]), ("prompt", 7), ("prompt", None), ("logprobs", True),
+        ("logprobs", 21), ("echo", 1), ("suffix", "x"), ("best_of", 2), ("messages", MESSAGES),
     ],
 )  # fmt: skip
 def test_bad_completion_fields_are_named(field: str, value: Any) -> None:
@@ -144,7 +146,7 @@ def test_messages_reach_the_template_plainly() -> None:
     }
     parts = [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]
     messages = [{"role": "developer", "content": "a"}, answer_as_it_came, {"role": "user", "content": parts}]
-    assert parse_chat(chat(messages=messages), INFO).prompt.messages == (
+    assert parse_chat(chat(messages=messages), INFO).prompts[0].messages == (
         {"role": "system", "content": "a"},
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c\nd"},
@@ -158,7 +160,7 @@ def test_more_items_than_the_context_has_tokens_are_refused_unread() -> None:
     ):
         error = refusal(parse, body)
         assert (error.param, error.code) == (field, "context_length_exceeded")
-    assert len(parse_completion(completion(prompt=[1] * 999), INFO).prompt.token_ids or ()) == 999
+    assert len(parse_completion(completion(prompt=[1] * 999), INFO).prompts[0].token_ids or ()) == 999
 
 
 def test_contradictions() -> None:
@@ -166,6 +168,34 @@ def test_contradictions() -> None:
     assert refusal(parse_chat, chat(top_logprobs=1)).param == "top_logprobs"
     assert refusal(parse_chat, chat(stream_options={})).param == "stream_options"
     assert refusal(parse_chat, chat(min_tokens=6, max_tokens=5)).param == "min_tokens"
+
+
+def test_several_prompts_and_choices() -> None:
+    call = parse_completion(completion(prompt=["a", "b"], n=3, echo=True), INFO)
+    assert call.prompts == (Prompt(text="a"), Prompt(text="b"))
+    assert (call.num_per_prompt, call.echo) == (3, True)
+    call = parse_completion(completion(prompt=[[1, 2], [3]]), INFO)
+    assert call.prompts == (Prompt(token_ids=(1, 2)), Prompt(token_ids=(3,)))
+    assert (call.num_per_prompt, call.echo) == (1, False)
+    assert parse_completion(completion(prompt=[1, 2]), INFO).prompts == (Prompt(token_ids=(1, 2)),)
+    assert parse_completion(completion(prompt=["a"]), INFO).prompts == (Prompt(text="a"),)
+    assert parse_chat(chat(n=16), INFO).num_per_prompt == 16
+    assert len(parse_completion(completion(prompt=["a"] * 64, n=2), INFO).prompts) == 64
+
+
+def test_several_are_bounded_together_and_the_bad_one_is_named() -> None:
+    assert refusal(parse_completion, completion(prompt=["a"] * 64, n=3)).param == "n"
+    assert refusal(parse_completion, completion(prompt=["a"] * 65)).param == "prompt"
+    assert refusal(parse_completion, completion(prompt=["a", "b", ""])).param == "prompt[2]"
+    assert refusal(parse_completion, completion(prompt=[[1], [2, 500]])).param == "prompt[1]"
+    error = refusal(parse_completion, completion(prompt=[[1], [1] * 1000]))
+    assert (error.param, error.code) == ("prompt[1]", "context_length_exceeded")
+
+
+def test_echo_with_logprobs_is_refused_by_name() -> None:
+    error = refusal(parse_completion, completion(echo=True, logprobs=0))
+    assert (error.param, error.code) == ("echo", "unsupported_parameter")
+    assert parse_completion(completion(echo=False, logprobs=0), INFO).sampling.num_logprobs == 0
 
 
 def test_a_typo_gets_the_nearest_name_and_a_wrong_model_404() -> None:
