@@ -10,13 +10,14 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from inferloop.backends.assemble import Assembler, IncrementalDecoder
-from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, GeneratorStats, Prompt, StageTimes
+from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, Prompt, StageTimes
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import EngineError, RequestError
 from inferloop.core.request import Grammar, TokenRequest
 from inferloop.engine.compute.runner import Runner
 from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
 from inferloop.engine.schedule.mask import Mask
+from inferloop.engine.stats import EngineStats
 from inferloop.models.identity import ServingIdentity
 
 _THREAD_ABOVE_CHARS = 4096
@@ -78,21 +79,8 @@ class NativeGenerator:
         """Blocks until the engine's thread has ended. Idempotent."""
         self._engine.stop(drain_timeout_s)
 
-    def describe(self) -> tuple[GeneratorInfo, GeneratorStats]:
-        s = self._engine.stats()
-        return self._info, GeneratorStats(
-            num_running=s.num_running,
-            num_waiting=s.num_waiting,
-            step_counter=s.step_counter,
-            kv_blocks_total=s.kv_blocks_total,
-            kv_blocks_used=s.kv_blocks_used,
-            num_preemptions=s.num_preemptions,
-            prompt_tokens=s.prompt_tokens,
-            generation_tokens=s.generation_tokens,
-            prefix_cache_queries=s.prefix_cache_queries,
-            prefix_cache_hits=s.prefix_cache_hits,
-            alive=s.alive,
-        )
+    def describe(self) -> tuple[GeneratorInfo, EngineStats]:
+        return self._info, self._engine.stats()
 
     def render(self, prompt: Prompt) -> tuple[int, ...]:
         if prompt.messages is not None:

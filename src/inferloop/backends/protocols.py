@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import FinishReason, Sampling
 from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.engine.stats import EngineStats
 from inferloop.models.identity import ServingIdentity
 
 
@@ -81,27 +82,10 @@ class GeneratorInfo:
     """Takes requests with `sampling.grammar`."""
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratorStats:
-    """A snapshot for /metrics and /health/progress. Counters never decrease."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    step_counter: int = 0
-    kv_blocks_total: int = 0
-    kv_blocks_used: int = 0
-    num_preemptions: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    alive: bool = True
-
-
 class Generator(Protocol):
     """Generates in this process. Closing the iterator early (aclose) aborts the request."""
 
-    def describe(self) -> tuple[GeneratorInfo, GeneratorStats]: ...
+    def describe(self) -> tuple[GeneratorInfo, EngineStats]: ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Raises RequestError (before any work) for what cannot be served, OverloadedError when the queue is full."""

@@ -20,13 +20,14 @@ from typing import Literal
 
 from inferloop.backends import bytecodec
 from inferloop.backends.assemble import Assembler
-from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, GeneratorStats, Prompt, StageTimes
+from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, Prompt, StageTimes
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, UsageError
 from inferloop.core.request import FinishReason
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.engine.stats import EngineStats
 from inferloop.models.identity import ServingIdentity
 
 ErrorKind = Literal["engine", "overloaded", "stall"]
@@ -97,8 +98,8 @@ class ScriptedGenerator:
             ),
         )
 
-    def describe(self) -> tuple[GeneratorInfo, GeneratorStats]:
-        stats = GeneratorStats(
+    def describe(self) -> tuple[GeneratorInfo, EngineStats]:
+        stats = EngineStats(
             num_running=self._num_running,
             num_waiting=self._num_waiting,
             step_counter=self._num_steps,

@@ -12,11 +12,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, NoReturn
 
 from inferloop.backends.http import HttpClient, HttpError, Response
-from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, GeneratorStats, StageTimes
+from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, StageTimes
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import EngineError, EnvironmentLacksError, OverloadedError, RequestError
 from inferloop.core.request import FinishReason, Sampling
 from inferloop.core.units import NS_PER_MS
+from inferloop.engine.stats import EngineStats
 from inferloop.models.identity import ServingIdentity
 
 UNKNOWN_TOKEN = -1
@@ -52,9 +53,9 @@ class UrlGenerator:
     async def close(self) -> None:
         await self._client.close()
 
-    def describe(self) -> tuple[GeneratorInfo, GeneratorStats]:
+    def describe(self) -> tuple[GeneratorInfo, EngineStats]:
         """`num_running` counts our own open requests; what else the server does is not known."""
-        stats = GeneratorStats(
+        stats = EngineStats(
             num_running=self._num_running, step_counter=self._num_chunks, generation_tokens=self._generation_tokens
         )
         return self._info, stats

@@ -9,6 +9,8 @@ from inferloop.core.ids import TraceContext
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+BATCH_PRIORITY = 1 << 20
+"""From here on a request is background work, which nobody waits for. Lower goes first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from inferloop.engine.schedule.policy import ScheduleConfig, resolve_max_tokens
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.engine.stats import EngineStats
 
 _log = logging.getLogger(__name__)
 
@@ -55,24 +56,6 @@ class TokenUpdate:
     """When it first entered a step; None when it never did."""
     num_preemptions: int = 0
     preempted_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot. Whoever was submitted and has not ended is running or waiting, also while a step hangs; the rest is
-    as of the last step begun. Counters never decrease."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    step_counter: int = 0
-    kv_blocks_total: int = 0
-    kv_blocks_used: int = 0
-    num_preemptions: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    alive: bool = False
 
 
 @dataclass(slots=True)
@@ -119,7 +102,7 @@ class Engine:
         self._inbox: deque[SequenceSpec] = deque()
         self._aborts: deque[str] = deque()
         self._tracked: dict[str, _Tracked] = {}
-        self._stats = EngineStats(kv_blocks_total=self._scheduler.num_blocks_total)
+        self._stats = EngineStats(kv_blocks_total=self._scheduler.num_blocks_total, alive=False)
         self._draining = False
         self._stopping = False
         self._failure: BaseException | None = None

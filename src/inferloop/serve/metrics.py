@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inferloop.backends.protocols import GeneratorStats
 from inferloop.core.request import FinishReason
+from inferloop.engine.stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -97,7 +97,7 @@ class Metrics(Collector):
     and what gaps between tokens are measured in. Requests refused before the engine are counted apart, so that for the
     others sum over finish reasons = TTFT observations + requests that ended without a token."""
 
-    def __init__(self, *, model: str, identity_digest: str, stats: Callable[[], GeneratorStats], aliases: str | None):
+    def __init__(self, *, model: str, identity_digest: str, stats: Callable[[], EngineStats], aliases: str | None):
         self._stats, self._model = stats, model
         self._labels = {"model_name": model}
         self._info = {"model_name": model, "identity": identity_digest}
@@ -124,7 +124,7 @@ class Metrics(Collector):
         if self._with_vllm:
             yield from self._vllm_families(stats)
 
-    def _families(self, s: GeneratorStats) -> Iterator[Metric]:
+    def _families(self, s: EngineStats) -> Iterator[Metric]:
         yield _gauge("inferloop_build_info", "Which configuration answers; always 1.", self._info, 1)
         yield _gauge(
             "inferloop_requests_running", "Choices of requests in the running batch.", self._labels, s.num_running
@@ -153,7 +153,7 @@ class Metrics(Collector):
         for key, (name, _, text, _) in _HISTOGRAMS.items():
             yield self._histogram(f"inferloop_{name}", text, key, self._labels)
 
-    def _vllm_families(self, s: GeneratorStats) -> Iterator[Metric]:
+    def _vllm_families(self, s: EngineStats) -> Iterator[Metric]:
         labels = {"model_name": self._model, "engine": "0"}
         for name, text, value in (
             ("num_requests_running", "Requests in the running batch.", float(s.num_running)),
@@ -182,7 +182,7 @@ class Metrics(Collector):
         return family
 
 
-def _kv_usage(s: GeneratorStats) -> float:
+def _kv_usage(s: EngineStats) -> float:
     return s.kv_blocks_used / s.kv_blocks_total if s.kv_blocks_total else 0.0
 
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from inferloop.serve.wire import Message, TokenId
+from inferloop.serve.messages import Message
+from inferloop.serve.wire import TokenId
 
 Finish = Literal["stop", "length"]
 

@@ -14,6 +14,7 @@ from inferloop.serve.asgi import read_body
 from inferloop.serve.decode import beside_loop, decode_body
 from inferloop.serve.errors import ModelNotFoundError
 from inferloop.serve.health import json_response
+from inferloop.serve.messages import plain_messages
 from inferloop.serve.replica import Replica
 from inferloop.serve.replies import (
     DetokenizeRequest,
@@ -23,7 +24,7 @@ from inferloop.serve.replies import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from inferloop.serve.wire import check_token_ids, plain_messages
+from inferloop.serve.wire import check_token_ids
 
 
 class TextEndpoints:

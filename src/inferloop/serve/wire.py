@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -17,6 +17,8 @@ from inferloop.core.errors import ContextLengthError, RequestError
 from inferloop.core.request import Grammar, Sampling
 from inferloop.serve.decode import decode_body
 from inferloop.serve.errors import ModelNotFoundError
+from inferloop.serve.messages import Message, plain_messages
+from inferloop.serve.no_op import NoOp, check_no_op
 from inferloop.serve.structured import ResponseFormat, StructuredOutputs, grammar_of
 
 MAX_STOP_STRINGS = 16
@@ -32,7 +34,6 @@ COMPLETION_MAX_TOKENS = 16
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0)]
-NoOp = Annotated[Any, Meta(description="Accepted only with the value that asks for nothing.")]
 Unused = Annotated[Any, Meta(description="Accepted; has no influence on the answer by OpenAI's definition.")]
 
 
@@ -75,23 +76,6 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: Unused = None
 
     no_op: ClassVar[dict[str, tuple[Any, ...]]] = {}
-
-
-class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    type: Literal["text"]
-    text: str
-
-
-class Message(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The last five fields let a client send our own answer back as it came."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    tool_calls: NoOp = None
-    function_call: NoOp = None
-    refusal: NoOp = None
-    audio: NoOp = None
-    annotations: NoOp = None
 
 
 class ChatRequest(Common):
@@ -204,7 +188,7 @@ def _check_common(request: Common, info: GeneratorInfo) -> None:
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         raise RequestError("obfuscation of streams is not supported", param="stream_options.include_obfuscation")
     for field, accepted in request.no_op.items():
-        _check_no_op(getattr(request, field), accepted, field)
+        check_no_op(getattr(request, field), accepted, field)
     if request.top_k is not None and request.top_k > info.vocab_size:
         raise RequestError(f"top_k must not exceed the vocabulary size, {info.vocab_size}", param="top_k")
     check_token_ids(request.stop_token_ids or [], info.vocab_size, "stop_token_ids")
@@ -231,12 +215,6 @@ def _check_length(items: Sized, info: GeneratorInfo, field: str) -> None:
         raise ContextLengthError(
             f"{field} has {len(items)} items, the context holds {info.context_length} tokens", param=field
         )
-
-
-def _check_no_op(value: Any, accepted: tuple[Any, ...], field: str) -> None:
-    if value is None or any(value == a and type(value) is type(a) for a in accepted):
-        return
-    raise RequestError(f"{field} is not supported by this server", param=field, code="unsupported_parameter")
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> None:
@@ -269,21 +247,6 @@ def _plain_prompt(prompt: str | list[int], info: GeneratorInfo, field: str) -> P
     _check_length(prompt, info, field)
     check_token_ids(prompt, info.vocab_size, field)
     return Prompt(token_ids=tuple(prompt))
-
-
-def plain_messages(messages: list[Message]) -> tuple[dict[str, Any], ...]:
-    """What a chat template takes. Raises RequestError."""
-    return tuple(_plain_message(i, message) for i, message in enumerate(messages))
-
-
-def _plain_message(i: int, message: Message) -> dict[str, Any]:
-    for field, accepted in (("tool_calls", ([],)), ("function_call", ()), ("refusal", ()), ("audio", ())):
-        _check_no_op(getattr(message, field), accepted, f"messages[{i}].{field}")
-    _check_no_op(message.annotations, ([],), f"messages[{i}].annotations")
-    # developer is OpenAI's newer name for system; templates know only the older one
-    role = "system" if message.role == "developer" else message.role
-    content = message.content
-    return {"role": role, "content": content if isinstance(content, str) else "\n".join(p.text for p in content)}
 
 
 def _sampling(request: Common, max_tokens: int | None, num_logprobs: int | None) -> Sampling:

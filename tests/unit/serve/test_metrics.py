@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from inferloop.backends.protocols import GeneratorStats
+from inferloop.engine.stats import EngineStats
 from inferloop.serve.metrics import SECONDS, Histogram, Metrics
 
 
@@ -18,7 +18,7 @@ def names(text: bytes, kind: str) -> set[str]:
 
 
 def make(aliases: str | None = None) -> Metrics:
-    stats = GeneratorStats(num_running=3, num_waiting=1, kv_blocks_total=10, kv_blocks_used=4, prefix_cache_hits=7)
+    stats = EngineStats(num_running=3, num_waiting=1, kv_blocks_total=10, kv_blocks_used=4, prefix_cache_hits=7)
     return Metrics(model="m", identity_digest="d", stats=lambda: stats, aliases=aliases)
 
 

@@ -1,0 +1,23 @@
+"""What an engine says of itself at one moment; /metrics and /health/progress are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot. Whoever was submitted and has not ended is running or waiting, also while a step hangs; the rest is
+    as of the last step begun. Counters never decrease."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    step_counter: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    alive: bool = True
