@@ -11,23 +11,18 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
 
 from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.engine.schedule.blocks import BlockTables
-from inferloop.engine.schedule.columns import sampling_columns
+from inferloop.engine.schedule.build import Chunk, Copy, build_plan
 from inferloop.engine.schedule.policy import ScheduleConfig, choose_victim, may_admit, resolve_max_tokens
-from inferloop.engine.schedule.radix import Blocks, Match
+from inferloop.engine.schedule.radix import Match
 from inferloop.engine.schedule.sequence import NO_SLOT, Sequence, SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import StepPlan, StepResult
 
 _COPY_ABOVE_SHARE = 0.25
 """A block is copied when at least this share of it is of use; below, computing those few tokens is as cheap."""
-_Chunk = tuple[Sequence, int]
-"""A sequence and how many of its known tokens the step computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ class Scheduler:
             max_tokens=config.max_total_tokens,
             share_prefixes=config.share_prefixes,
         )
-        self._copies: list[tuple[Blocks, Blocks]] = []
+        self._copies: list[Copy] = []
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         self._running: list[Sequence] = []
@@ -143,7 +138,9 @@ class Scheduler:
         if not chunks:
             assert not self._sequences, "sequences are left but none can go on"
             return None
-        plan = self._build(chunks)
+        copies, self._copies = self._copies, []
+        self._num_steps += 1
+        plan = build_plan(self._num_steps, chunks, self._tables, copies, self.config.vocab_size)
         self._in_flight = _InFlight(plan, [sequence for sequence, _ in chunks])
         return plan
 
@@ -221,10 +218,10 @@ class Scheduler:
             assert 0 <= s.num_computed < s.num_known and s.num_output < s.max_tokens, "computed more than is known"
         self._tables.check({s.slot: s.num_computed for s in holders})
 
-    def _plan_running(self, preempted: list[str]) -> tuple[list[_Chunk], int]:
+    def _plan_running(self, preempted: list[str]) -> tuple[list[Chunk], int]:
         """Decoding sequences first, then those further behind; each in order. Appends to `preempted`."""
         budget = self.config.max_step_tokens
-        chunks: list[_Chunk] = []
+        chunks: list[Chunk] = []
         planned: set[int] = set()
         for sequence in [s for s in self._running if s.decoding]:
             if budget == 0:
@@ -276,7 +273,7 @@ class Scheduler:
         self.num_preemptions += 1
         heapq.heappush(self._waiting, (victim.order, victim))
 
-    def _plan_admissions(self, chunks: list[_Chunk], budget: int, admitted: list[str]) -> None:
+    def _plan_admissions(self, chunks: list[Chunk], budget: int, admitted: list[str]) -> None:
         """In order, and nobody overtakes a head that does not fit: that is what keeps long prompts from starving."""
         while budget and self._waiting:
             match = self._admissible(self._waiting[0][1])
@@ -323,36 +320,3 @@ class Scheduler:
         self._tables.clear(sequence.slot)
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = NO_SLOT
-
-    def _build(self, chunks: list[_Chunk]) -> StepPlan:
-        sequences = [s for s, _ in chunks]
-        token_ids = list[int]()
-        offsets, sample_rows = [0], list[int]()
-        for sequence, num in chunks:
-            start, end = sequence.num_computed, sequence.num_computed + num
-            token_ids += sequence.token_ids[start:end]
-            sample_rows.append(len(token_ids) - 1 if end == sequence.num_known else -1)
-            token_ids += sequence.drafts
-            offsets.append(len(token_ids))
-        slots = np.array([s.slot for s in sequences], np.int32)
-        copies, self._copies = self._copies, []
-        self._num_steps += 1
-        rows = np.array(sample_rows, np.int32)
-        return StepPlan(
-            step_id=self._num_steps,
-            slots=slots,
-            offsets=np.array(offsets, np.int32),
-            token_ids=np.array(token_ids, np.int32),
-            first_positions=np.array([s.num_computed for s in sequences], np.int32),
-            block_tables=self._tables.rows(slots),
-            sample_rows=rows,
-            num_drafts=np.array([len(s.drafts) for s in sequences], np.int32),
-            sampling=sampling_columns(sequences, self.config.vocab_size, rows),
-            copies=tuple(np.array(pairs, np.int32) for pairs in _by_group(copies)),
-        )
-
-
-def _by_group(copies: list[tuple[Blocks, Blocks]]) -> Iterator[list[tuple[int, int]]]:
-    """(from, to) pairs for each KV group; nothing at all without copies."""
-    for group in range(len(copies[0][0]) if copies else 0):
-        yield [(source[group], target[group]) for source, target in copies]

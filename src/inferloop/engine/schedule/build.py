@@ -1,0 +1,51 @@
+"""What a step computes, as the flat arrays of a StepPlan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from inferloop.engine.schedule.blocks import BlockTables
+from inferloop.engine.schedule.columns import sampling_columns
+from inferloop.engine.schedule.radix import Blocks
+from inferloop.engine.schedule.sequence import Sequence
+from inferloop.engine.schedule.step import StepPlan
+
+Chunk = tuple[Sequence, int]
+"""A sequence and how many of its known tokens the step computes; its drafts come on top."""
+Copy = tuple[Blocks, Blocks]
+"""Blocks to copy before anything is computed, from and to, one per KV group."""
+
+
+def build_plan(step_id: int, chunks: list[Chunk], tables: BlockTables, copies: list[Copy], vocab_size: int) -> StepPlan:
+    """Reads the sequences and their block tables; changes nothing."""
+    sequences = [s for s, _ in chunks]
+    token_ids = list[int]()
+    offsets, sample_rows = [0], list[int]()
+    for sequence, num in chunks:
+        start, end = sequence.num_computed, sequence.num_computed + num
+        token_ids += sequence.token_ids[start:end]
+        sample_rows.append(len(token_ids) - 1 if end == sequence.num_known else -1)
+        token_ids += sequence.drafts
+        offsets.append(len(token_ids))
+    slots = np.array([s.slot for s in sequences], np.int32)
+    rows = np.array(sample_rows, np.int32)
+    return StepPlan(
+        step_id=step_id,
+        slots=slots,
+        offsets=np.array(offsets, np.int32),
+        token_ids=np.array(token_ids, np.int32),
+        first_positions=np.array([s.num_computed for s in sequences], np.int32),
+        block_tables=tables.rows(slots),
+        sample_rows=rows,
+        num_drafts=np.array([len(s.drafts) for s in sequences], np.int32),
+        sampling=sampling_columns(sequences, vocab_size, rows),
+        copies=tuple(np.array(pairs, np.int32) for pairs in _by_group(copies)),
+    )
+
+
+def _by_group(copies: list[Copy]) -> Iterator[list[tuple[int, int]]]:
+    """(from, to) pairs for each KV group; nothing at all without copies."""
+    for group in range(len(copies[0][0]) if copies else 0):
+        yield [(source[group], target[group]) for source, target in copies]
