@@ -54,7 +54,9 @@ def serve(
         Backend, typer.Option(help="embedded: our engine; scripted: plays a timing script.")
     ] = Backend.embedded,
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API, if not MODEL.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="What the engine computes in.")] = Dtype.bf16,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="What the engine computes in: bf16, or with --deterministic fp32.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Torch device: cpu, cuda, ...")] = "cpu",
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="One answer per prompt and seed, whatever the batch (fp32; slower).")
@@ -114,7 +116,7 @@ def serve(
     )
     options = NativeOptions(
         device=device,
-        dtype=dtype.value,
+        dtype=(dtype or (Dtype.fp32 if deterministic else Dtype.bf16)).value,
         deterministic=deterministic,
         max_sequences=max_num_seqs,
         max_step_tokens=max_num_batched_tokens,
