@@ -89,7 +89,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return await _error(request, NotFoundError(f"There is no {request.url.path} here", code="not_found"))
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
-        return await _error(request, MethodError(message, code="method_not_allowed"))
+        response = await _error(request, MethodError(message, code="method_not_allowed"))
+        response.headers.update(error.headers or {})  # Allow, which RFC 9110 asks for
+        return response
     return await _error(request, error)
 
 

@@ -147,6 +147,15 @@ async def test_limits_and_unknown_paths_are_openai_errors() -> None:
             assert response.header("x-request-id")
 
 
+async def test_a_wrong_method_is_told_the_right_one() -> None:
+    async with client_of(make()) as client:
+        for method, path, allowed in (("GET", "/v1/completions", "POST"), ("POST", "/metrics", "GET, HEAD")):
+            response = await client.request(method, path, body=b"{}")
+            await response.read()
+            told = response.header("allow") or ""
+            assert (response.status, ", ".join(sorted(told.split(", ")))) == (405, allowed)
+
+
 @pytest.mark.parametrize("given", ["bad id\twith spaces", "x" * 500, "é"])
 async def test_hostile_request_ids_are_replaced(given: str) -> None:
     async with client_of(make()) as client:
