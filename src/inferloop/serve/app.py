@@ -17,10 +17,11 @@ from inferloop.backends.protocols import Generator
 from inferloop.core.clock import Clock
 from inferloop.core.errors import InferloopError
 from inferloop.records.sink import Sink
+from inferloop.serve.answer import CHAT, COMPLETIONS
 from inferloop.serve.asgi import ClientGoneError, Envelope
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.errors import MethodError, NotFoundError, error_headers, error_object, error_status
-from inferloop.serve.generate import CHAT, COMPLETIONS, GenerateEndpoint
+from inferloop.serve.generate import GenerateEndpoint
 from inferloop.serve.health import HealthEndpoints, json_response
 from inferloop.serve.openapi import openapi_document
 from inferloop.serve.replica import Replica

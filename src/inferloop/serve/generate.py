@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from inferloop.backends.protocols import GenerateRequest, GeneratorInfo
-from inferloop.core.errors import EngineError, InferloopError, OverloadedError, RequestError
-from inferloop.core.ids import TraceContext, new_id
-from inferloop.core.request import FinishReason
-from inferloop.core.units import NS_PER_S
+from inferloop.core.errors import EngineError, InferloopError, OverloadedError
+from inferloop.core.ids import TraceContext
 from inferloop.serve import sse
+from inferloop.serve.answer import Dialect, Prepared, answer_whole, prepare, public_finish
 from inferloop.serve.asgi import (
     REQUEST_ID,
     ClientGoneError,
@@ -26,31 +22,13 @@ from inferloop.serve.asgi import (
     start,
     wait_disconnect,
 )
-from inferloop.serve.chat import ChatEncoder
-from inferloop.serve.choices import generate_all, spread
-from inferloop.serve.completions import CompletionEncoder
-from inferloop.serve.decode import beside_loop
+from inferloop.serve.choices import generate_all
 from inferloop.serve.errors import NOT_FAULTS, error_object, log_bug
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica
-from inferloop.serve.replies import Finish
-from inferloop.serve.wire import Call, parse_chat, parse_completion
 
 _TELL_TIMEOUT_S = 1.0
 """How long a failure waits for a client that does not read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How one endpoint reads requests and writes answers."""
-
-    parse: Callable[[bytes, GeneratorInfo], Call]
-    encoder: Callable[[sse.AnswerHead], sse.Encoder]
-    id_prefix: str
-
-
-CHAT = Dialect(parse_chat, ChatEncoder, "chatcmpl")
-COMPLETIONS = Dialect(parse_completion, CompletionEncoder, "cmpl")
 
 
 class GenerateEndpoint:
@@ -106,66 +84,19 @@ class _Answer:
         self._started = False
 
     async def run(self, body: bytes) -> None:
-        attempt, replica = self._attempt, self._attempt.replica
-        attempt.call = call = await beside_loop(self._dialect.parse, body, replica.info)
-        codec = replica.codec
-        if call.sampling.num_logprobs is not None and codec is None:
-            raise RequestError("log-probabilities are not supported by this backend", param="logprobs")
-        echoes = await self._echoes(call)
-        head = sse.AnswerHead(
-            id=new_id(self._dialect.id_prefix),
-            created=attempt.t_wall_ns // NS_PER_S,
-            model=replica.info.model_id,
-            include_usage=call.include_usage,
-            with_timings=self._with_timings,
-            token_bytes=codec.token_bytes if codec is not None else _no_bytes,
-            echoes=echoes,
-        )
-        encoder = self._dialect.encoder(head)
-        request = GenerateRequest(
-            attempt.request_id,
-            attempt.trace,
-            call.prompts[0],
-            call.sampling,
-            t_engine_in_ns=attempt.t_in_ns,
-            cache_salt=call.cache_salt,
-        )
-        requests = spread(call, request)
-        await (self._stream(requests, encoder) if call.stream else self._whole(requests, encoder))
+        prepared = await prepare(self._attempt, self._dialect, body, with_timings=self._with_timings)
+        await (self._stream(prepared) if prepared.stream else self._whole(prepared))
 
-    async def _echoes(self, call: Call) -> tuple[str, ...]:
-        """What each choice's text begins with."""
-        texts = [""] * len(call.prompts)
-        if call.echo:
-            codec = self._attempt.replica.codec
-            for i, prompt in enumerate(call.prompts):
-                if prompt.token_ids is None:
-                    texts[i] = prompt.text or ""
-                elif codec is None:
-                    raise RequestError("echo of token ids is not supported by this backend", param="echo")
-                else:
-                    texts[i] = await asyncio.to_thread(codec.decode, prompt.token_ids)
-        return tuple(text for text in texts for _ in range(call.num_per_prompt))
-
-    async def _whole(self, requests: list[GenerateRequest], encoder: sse.Encoder) -> None:
-        attempt = self._attempt
-        finishes: dict[int, Finish] = {}
-        async with contextlib.aclosing(generate_all(attempt.replica.generator, requests)) as deltas:
-            async for index, delta in deltas:
-                attempt.on_delta(delta, index)
-                encoder.collect(index, delta)
-                if delta.finish_reason is not None:
-                    finishes[index] = _public_finish(delta.finish_reason)
-        usage = attempt.usage
-        in_order = [_public_finish(finishes.get(index)) for index in range(len(requests))]
-        body = encoder.body(in_order, usage, attempt.timings(usage.completion_tokens))
+    async def _whole(self, prepared: Prepared) -> None:
+        body = await answer_whole(self._attempt, prepared)
         self._started = True
-        attempt.finish()
+        self._attempt.finish()
         await send_json(self._send, 200, body)
 
-    async def _stream(self, requests: list[GenerateRequest], encoder: sse.Encoder) -> None:
+    async def _stream(self, prepared: Prepared) -> None:
         """The headers go out with the first delta, so that what fails before it still gets its own status."""
-        attempt, num_open, last = self._attempt, len(requests), b""
+        attempt, encoder, requests = self._attempt, prepared.encoder, prepared.requests
+        num_open, last = len(requests), b""
         async with contextlib.aclosing(generate_all(attempt.replica.generator, requests)) as deltas:
             async for index, delta in deltas:
                 attempt.on_delta(delta, index)
@@ -175,7 +106,7 @@ class _Answer:
                     await start(self._send, 200, sse.HEADERS)
                     chunk = encoder.opening() + chunk
                 if delta.finish_reason is not None:
-                    finish = _public_finish(delta.finish_reason)
+                    finish = public_finish(delta.finish_reason)
                     num_open -= 1
                     if num_open:
                         chunk += encoder.ended(index, finish)
@@ -184,7 +115,7 @@ class _Answer:
                 if chunk:
                     await send_body(self._send, chunk, more=True)
         if num_open:
-            _public_finish(None)
+            public_finish(None)
         attempt.finish()
         await send_body(self._send, last)
 
@@ -221,16 +152,6 @@ class _Answer:
 async def _interrupt_on_disconnect(receive: Receive, task: asyncio.Task[object], attempt: Attempt) -> None:
     await wait_disconnect(receive)
     attempt.interrupt(task, "disconnect")
-
-
-def _public_finish(reason: FinishReason | None) -> Finish:
-    if reason == "stop" or reason == "length":
-        return reason
-    raise EngineError("the engine ended this request before it was complete")
-
-
-def _no_bytes(_: int) -> bytes:
-    return b""
 
 
 def _small_int(text: str | None) -> int:

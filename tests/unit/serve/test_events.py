@@ -23,7 +23,7 @@ from inferloop.backends.protocols import GeneratorInfo, Prompt
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.records.event import Content, ReplicaEvent
 from inferloop.records.sink import JsonlSink, Record
-from inferloop.serve import app, generate
+from inferloop.serve import answer, app, generate
 from inferloop.serve.app import build_app
 from inferloop.serve.asgi import REQUEST_ID
 from inferloop.serve.config import ServeConfig
@@ -174,8 +174,7 @@ async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.M
         threads.append(threading.get_ident())
         return parse_completion(body, info)
 
-    monkeypatch.setattr(generate, "COMPLETIONS", dataclasses.replace(generate.COMPLETIONS, parse=watched))
-    monkeypatch.setattr(app, "COMPLETIONS", generate.COMPLETIONS)
+    monkeypatch.setattr(app, "COMPLETIONS", dataclasses.replace(answer.COMPLETIONS, parse=watched))
     async with served() as s:
         for num_chars, status in ((10, 200), (100_000, 400)):
             assert (await s.post({"prompt": "x" * num_chars, "max_tokens": 1}))[0] == status
@@ -199,7 +198,7 @@ async def test_a_client_that_stopped_reading_does_not_hold_up_a_drain(monkeypatc
             stuck.set()
             await asyncio.Event().wait()
 
-    endpoint = generate.GenerateEndpoint(replica, generate.COMPLETIONS)
+    endpoint = generate.GenerateEndpoint(replica, answer.COMPLETIONS)
     answering = asyncio.create_task(endpoint({"type": "http", "headers": [], REQUEST_ID: "r"}, receive, send))
     await stuck.wait()
     async with asyncio.timeout(4):

@@ -1,0 +1,116 @@
+"""From the bytes of a request to the bytes of its answer, without HTTP: what requests and rows of batch jobs share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inferloop.backends.protocols import GenerateRequest, GeneratorInfo
+from inferloop.core.errors import EngineError, RequestError
+from inferloop.core.ids import new_id
+from inferloop.core.request import FinishReason
+from inferloop.core.units import NS_PER_S
+from inferloop.serve import sse
+from inferloop.serve.chat import ChatEncoder
+from inferloop.serve.choices import generate_all, spread
+from inferloop.serve.completions import CompletionEncoder
+from inferloop.serve.decode import beside_loop
+from inferloop.serve.finish import Attempt
+from inferloop.serve.replies import Finish
+from inferloop.serve.wire import Call, parse_chat, parse_completion
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one endpoint reads requests and writes answers."""
+
+    parse: Callable[[bytes, GeneratorInfo], Call]
+    encoder: Callable[[sse.AnswerHead], sse.Encoder]
+    id_prefix: str
+
+
+CHAT = Dialect(parse_chat, ChatEncoder, "chatcmpl")
+COMPLETIONS = Dialect(parse_completion, CompletionEncoder, "cmpl")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What to ask the generator, one request per choice, and what writes the answer."""
+
+    requests: list[GenerateRequest]
+    encoder: sse.Encoder
+    stream: bool
+
+
+async def prepare(
+    attempt: Attempt, dialect: Dialect, body: bytes, *, with_timings: bool = False, priority: int = 0
+) -> Prepared:
+    """Check `body` completely; sets `attempt.call`. Raises RequestError naming the field."""
+    replica = attempt.replica
+    attempt.call = call = await beside_loop(dialect.parse, body, replica.info)
+    codec = replica.codec
+    if call.sampling.num_logprobs is not None and codec is None:
+        raise RequestError("log-probabilities are not supported by this backend", param="logprobs")
+    echoes = await _echoes(attempt, call)
+    head = sse.AnswerHead(
+        id=new_id(dialect.id_prefix),
+        created=attempt.t_wall_ns // NS_PER_S,
+        model=replica.info.model_id,
+        include_usage=call.include_usage,
+        with_timings=with_timings,
+        token_bytes=codec.token_bytes if codec is not None else _no_bytes,
+        echoes=echoes,
+    )
+    request = GenerateRequest(
+        attempt.request_id,
+        attempt.trace,
+        call.prompts[0],
+        call.sampling,
+        t_engine_in_ns=attempt.t_in_ns,
+        priority=priority,
+        cache_salt=call.cache_salt,
+    )
+    return Prepared(spread(call, request), dialect.encoder(head), call.stream)
+
+
+async def answer_whole(attempt: Attempt, prepared: Prepared) -> bytes:
+    """Generate all choices and give the whole answer's body; `attempt` is not ended yet."""
+    encoder = prepared.encoder
+    finishes: dict[int, Finish] = {}
+    async with contextlib.aclosing(generate_all(attempt.replica.generator, prepared.requests)) as deltas:
+        async for index, delta in deltas:
+            attempt.on_delta(delta, index)
+            encoder.collect(index, delta)
+            if delta.finish_reason is not None:
+                finishes[index] = public_finish(delta.finish_reason)
+    usage = attempt.usage
+    in_order = [public_finish(finishes.get(index)) for index in range(len(prepared.requests))]
+    return encoder.body(in_order, usage, attempt.timings(usage.completion_tokens))
+
+
+def public_finish(reason: FinishReason | None) -> Finish:
+    """Raises EngineError for an end that is none of the API's."""
+    if reason == "stop" or reason == "length":
+        return reason
+    raise EngineError("the engine ended this request before it was complete")
+
+
+async def _echoes(attempt: Attempt, call: Call) -> tuple[str, ...]:
+    """What each choice's text begins with."""
+    texts = [""] * len(call.prompts)
+    if call.echo:
+        codec = attempt.replica.codec
+        for i, prompt in enumerate(call.prompts):
+            if prompt.token_ids is None:
+                texts[i] = prompt.text or ""
+            elif codec is None:
+                raise RequestError("echo of token ids is not supported by this backend", param="echo")
+            else:
+                texts[i] = await asyncio.to_thread(codec.decode, prompt.token_ids)
+    return tuple(text for text in texts for _ in range(call.num_per_prompt))
+
+
+def _no_bytes(_: int) -> bytes:
+    return b""
