@@ -1,9 +1,11 @@
-"""Tiny models written to disk, for whoever reads or loads model files."""
+"""Tiny models written to disk, for whoever reads or loads model files, and our engine without a model."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,14 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from inferloop.backends import bytecodec
+from inferloop.backends.native import NativeCodec, NativeGenerator
+from inferloop.engine.compute.echo import EchoRunner
+from inferloop.engine.loop import EngineConfig
 from inferloop.engine.text.vocabulary import byte_level_alphabet
+from inferloop.models.identity import ServingIdentity
+
+Native = Callable[..., contextlib.AbstractAsyncContextManager[NativeGenerator]]
 
 TINY_CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -31,6 +40,27 @@ TINY_CONFIG: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 257,
 }
+
+
+@pytest.fixture
+def native() -> Native:
+    """native(runner, codec, **config of the engine): the model "m", started, and stopped at the end of the block. Its
+    vocabulary is bytecodec's and its runner an EchoRunner, unless others are given."""
+
+    @contextlib.asynccontextmanager
+    async def running(
+        runner: EchoRunner | None = None, codec: NativeCodec | None = None, **config: Any
+    ) -> AsyncIterator[NativeGenerator]:
+        runner = runner or EchoRunner(vocab_size=bytecodec.VOCAB_SIZE)
+        identity = ServingIdentity("m", "w", "none", "echo", "1", "t", "c")
+        made = NativeGenerator(codec or bytecodec.ByteCodec(), runner, EngineConfig(**config), identity)
+        made.start()
+        try:
+            yield made
+        finally:
+            await asyncio.to_thread(made.stop)
+
+    return running
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from inferloop.backends.protocols import Prompt
 from inferloop.core.errors import RequestError
@@ -47,3 +48,22 @@ class ByteDecoder:
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+
+class ByteCodec:
+    """Implements native.NativeCodec: our own engine on this vocabulary, without a model's files."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        return render(Prompt(messages=tuple(dict(m) for m in messages)))
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        return render(Prompt(text=text))
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        return decode(ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return token_bytes(token_id)
+
+    def detokenizer(self, prompt_ids: Sequence[int] = ()) -> ByteDecoder:
+        return ByteDecoder()

@@ -37,7 +37,7 @@ class NativeCodec(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
-    def detokenizer(self) -> IncrementalDecoder: ...
+    def detokenizer(self, prompt_ids: Sequence[int] = ()) -> IncrementalDecoder: ...
 
 
 @runtime_checkable
@@ -197,7 +197,7 @@ class _Answer:
 
     def __init__(self, codec: NativeCodec, request: GenerateRequest, prompt_ids: tuple[int, ...], clock: Clock) -> None:
         self._request, self._prompt_ids, self._clock = request, prompt_ids, clock
-        self._assembler = Assembler(codec.detokenizer(), request.sampling)
+        self._assembler = Assembler(codec.detokenizer(prompt_ids), request.sampling)
         self._t_tokenized_ns = clock.now_ns()
         self._t_first_ns: int | None = None
         self._t_last_ns: int | None = None

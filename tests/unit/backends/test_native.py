@@ -7,7 +7,7 @@ import contextlib
 import math
 import random
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -19,29 +19,10 @@ from inferloop.core.errors import ContextLengthError, EngineError, OverloadedErr
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import Sampling
 from inferloop.engine.compute.echo import EchoRunner, continuation
-from inferloop.engine.loop import EngineConfig
 from inferloop.engine.schedule.step import StepResult
-from inferloop.models.identity import ServingIdentity
 
 VOCAB = bytecodec.VOCAB_SIZE
-IDENTITY = ServingIdentity("m", "w", "none", "echo", "1", "t", "c")
-
-
-class ByteCodec:
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        return bytecodec.render(Prompt(messages=tuple(dict(m) for m in messages)))
-
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        return bytecodec.render(Prompt(text=text))
-
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        return bytecodec.decode(ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytecodec.token_bytes(token_id)
-
-    def detokenizer(self) -> bytecodec.ByteDecoder:
-        return bytecodec.ByteDecoder()
+Native = Callable[..., contextlib.AbstractAsyncContextManager[NativeGenerator]]
 
 
 class GatedRunner(EchoRunner):
@@ -63,17 +44,7 @@ class GatedRunner(EchoRunner):
 
 
 def runner() -> GatedRunner:
-    return GatedRunner(vocab_size=VOCAB, context_length=256, block_size=4, num_blocks=256)
-
-
-@contextlib.asynccontextmanager
-async def generator(r: EchoRunner | None = None, **config: Any) -> AsyncIterator[NativeGenerator]:
-    made = NativeGenerator(ByteCodec(), r or runner(), EngineConfig(**config), IDENTITY)
-    made.start()
-    try:
-        yield made
-    finally:
-        await asyncio.to_thread(made.stop)
+    return GatedRunner(vocab_size=VOCAB)
 
 
 def request(prompt: str = "hello", request_id: str = "r", **sampling: Any) -> GenerateRequest:
@@ -101,9 +72,9 @@ async def settled(g: NativeGenerator) -> None:
     raise AssertionError(f"requests or blocks are left: {stats}")
 
 
-async def test_tokens_text_and_stamps() -> None:
+async def test_tokens_text_and_stamps(native: Native) -> None:
     expected = continuation(list(b"hello"), 40, VOCAB)
-    async with generator(max_step_tokens=3) as g:
+    async with native(max_step_tokens=3) as g:
         deltas = await collect(g, request(max_tokens=40, num_logprobs=0))
     assert ids_of(deltas) == expected
     assert text_of(deltas) == bytecodec.decode(expected)
@@ -117,11 +88,11 @@ async def test_tokens_text_and_stamps() -> None:
     assert times.t_tokenized_ns <= times.t_scheduled_ns <= deltas[0].t_ns
 
 
-async def test_stop_string_trims_tokens_and_frees_the_engine() -> None:
+async def test_stop_string_trims_tokens_and_frees_the_engine(native: Native) -> None:
     ids = continuation(list(b"hello"), 60, VOCAB)
     texts = [bytecodec.decode(ids[:n]) for n in range(61)]
     stop = texts[60][20:23]
-    async with generator() as g:
+    async with native() as g:
         deltas = await collect(g, request(max_tokens=60, stop=(stop,)))
         await settled(g)
     full = texts[60]
@@ -131,10 +102,10 @@ async def test_stop_string_trims_tokens_and_frees_the_engine() -> None:
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
 
 
-async def test_eos_ends_without_text() -> None:
+async def test_eos_ends_without_text(native: Native) -> None:
     ids = continuation(list(b"hello"), 30, VOCAB)
     end = ids[10]
-    async with generator(eos_token_ids=(end,)) as g:
+    async with native(eos_token_ids=(end,)) as g:
         deltas = await collect(g, request(max_tokens=30))
         ignoring = await collect(g, request(max_tokens=30, ignore_eos=True))
     first = ids.index(end)
@@ -144,10 +115,10 @@ async def test_eos_ends_without_text() -> None:
     assert ids_of(ignoring) == ids
 
 
-async def test_stop_token_counts_but_has_no_text() -> None:
+async def test_stop_token_counts_but_has_no_text(native: Native) -> None:
     ids = continuation(list(b"hello"), 30, VOCAB)
     first = ids.index(ids[10])
-    async with generator() as g:
+    async with native() as g:
         deltas = await collect(g, request(max_tokens=30, stop_token_ids=(ids[10],)))
     assert ids_of(deltas) == ids[: first + 1]
     assert text_of(deltas) == bytecodec.decode(ids[:first])
@@ -155,7 +126,7 @@ async def test_stop_token_counts_but_has_no_text() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_leaving_at_any_time_frees_everything(seed: int) -> None:
+async def test_leaving_at_any_time_frees_everything(native: Native, seed: int) -> None:
     """Queued, prefilling in chunks, decoding: closing the iterator or cancelling its task aborts the request, and the
     others' answers do not change."""
     rng = random.Random(seed)
@@ -170,7 +141,7 @@ async def test_leaving_at_any_time_frees_everything(seed: int) -> None:
                     if num < 0:
                         break
 
-    async with generator(max_sequences=4, max_step_tokens=16) as g:
+    async with native(max_sequences=4, max_step_tokens=16) as g:
         stayer = asyncio.create_task(collect(g, request("stay", max_tokens=100)))
         await asyncio.gather(*(leaver(g, i) for i in range(40)))
         assert ids_of(await stayer) == continuation(list(b"stay"), 100, VOCAB)
@@ -178,8 +149,8 @@ async def test_leaving_at_any_time_frees_everything(seed: int) -> None:
         assert g._inboxes == {}
 
 
-async def test_refusals_name_the_field_and_leave_nothing() -> None:
-    async with generator(context_length=64) as g:
+async def test_refusals_name_the_field_and_leave_nothing(native: Native) -> None:
+    async with native(context_length=64) as g:
         assert g.describe()[0].context_length == 64
         with pytest.raises(ContextLengthError) as refusal:
             await collect(g, request("x" * 64))
@@ -203,10 +174,12 @@ async def test_refusals_name_the_field_and_leave_nothing() -> None:
         (Prompt(messages=({"role": "user", "content": ""},) * 1000), True),
     ],
 )
-async def test_long_prompts_are_tokenized_beside_the_event_loop(prompt: Prompt, in_thread: bool) -> None:
+async def test_long_prompts_are_tokenized_beside_the_event_loop(
+    native: Native, prompt: Prompt, in_thread: bool
+) -> None:
     threads: list[int] = []
 
-    class Watched(ByteCodec):
+    class Watched(bytecodec.ByteCodec):
         def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
             threads.append(threading.get_ident())
             return super().encode_chat(messages)
@@ -215,16 +188,16 @@ async def test_long_prompts_are_tokenized_beside_the_event_loop(prompt: Prompt, 
             threads.append(threading.get_ident())
             return super().encode_text(text)
 
-    g = NativeGenerator(Watched(), runner(), EngineConfig(context_length=2), IDENTITY)
-    with pytest.raises((ContextLengthError, RequestError, OverloadedError)):
-        await collect(g, GenerateRequest("r", TraceContext.new(), prompt, Sampling(max_tokens=9), 0))
+    async with native(codec=Watched(), context_length=2) as g:
+        with pytest.raises((ContextLengthError, RequestError)):
+            await collect(g, GenerateRequest("r", TraceContext.new(), prompt, Sampling(max_tokens=9), 0))
     assert [t != threading.get_ident() for t in threads] == [in_thread]
 
 
 @pytest.mark.parametrize("num_prompt", range(61, 66))
-async def test_prompts_around_the_context_limit(num_prompt: int) -> None:
+async def test_prompts_around_the_context_limit(native: Native, num_prompt: int) -> None:
     """A default that the caller did not choose is cut to what remains; what was asked for is refused."""
-    async with generator(context_length=64) as g:
+    async with native(context_length=64) as g:
         for sampling, num_output in (
             ({"max_tokens": None}, 64 - num_prompt),
             ({"max_tokens": 2}, 2 if num_prompt + 2 <= 64 else 0),
@@ -239,9 +212,9 @@ async def test_prompts_around_the_context_limit(num_prompt: int) -> None:
             assert refusal.value.param == ("prompt" if num_prompt >= 64 else "max_tokens")
 
 
-async def test_a_full_queue_refuses_at_once() -> None:
+async def test_a_full_queue_refuses_at_once(native: Native) -> None:
     r = runner()
-    async with generator(r, max_sequences=1, max_waiting=1) as g:
+    async with native(r, max_sequences=1, max_waiting=1) as g:
         r.gate.clear()
         accepted = [asyncio.create_task(collect(g, request(max_tokens=5))) for _ in range(2)]
         for _ in range(5000):
@@ -254,10 +227,10 @@ async def test_a_full_queue_refuses_at_once() -> None:
         assert [ids_of(await task) for task in accepted] == [continuation(list(b"hello"), 5, VOCAB)] * 2
 
 
-async def test_a_broken_runner_ends_every_request() -> None:
+async def test_a_broken_runner_ends_every_request(native: Native) -> None:
     r = runner()
     r.num_good_steps = 20
-    async with generator(r) as g:
+    async with native(r) as g:
         seen: list[int] = []
         with pytest.raises(EngineError):
             async for delta in g.generate(request(max_tokens=200)):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -17,30 +15,12 @@ from inferloop.core.errors import EngineError, RequestError
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import Grammar, Sampling
 from inferloop.engine.compute.echo import EchoRunner, continuation
-from inferloop.engine.loop import EngineConfig
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.step import StepResult, UInt32
-from inferloop.models.identity import ServingIdentity
 
 VOCAB = bytecodec.VOCAB_SIZE
+Native = Callable[..., contextlib.AbstractAsyncContextManager[NativeGenerator]]
 GRAMMAR = Grammar("regex", "a+", "structured_outputs.regex")
-
-
-class PlainCodec:
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        return bytecodec.render(Prompt(messages=tuple(dict(m) for m in messages)))
-
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        return bytecodec.render(Prompt(text=text))
-
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        return bytecodec.decode(ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytecodec.token_bytes(token_id)
-
-    def detokenizer(self) -> bytecodec.ByteDecoder:
-        return bytecodec.ByteDecoder()
 
 
 class Recorder:
@@ -60,7 +40,7 @@ class Recorder:
         self.taken += token_ids
 
 
-class MaskCodec(PlainCodec):
+class MaskCodec(bytecodec.ByteCodec):
     def __init__(self, fail_after: int | None = None) -> None:
         self.fail_after = fail_after
         self.made: list[tuple[Grammar, Recorder, str]] = []
@@ -77,25 +57,14 @@ class BreakingRunner(EchoRunner):
         raise RuntimeError("the device fell off the bus")
 
 
-@contextlib.asynccontextmanager
-async def generator(codec: PlainCodec, runner: EchoRunner | None = None) -> AsyncIterator[NativeGenerator]:
-    identity = ServingIdentity("m", "w", "none", "echo", "1", "t", "c")
-    made = NativeGenerator(codec, runner or EchoRunner(vocab_size=VOCAB), EngineConfig(), identity)
-    made.start()
-    try:
-        yield made
-    finally:
-        await asyncio.to_thread(made.stop)
-
-
 async def ids(g: NativeGenerator, grammar: Grammar | None) -> list[int]:
     asked = GenerateRequest("r", TraceContext.new(), Prompt(text="hello"), Sampling(max_tokens=8, grammar=grammar), 0)
     return [token for delta in [d async for d in g.generate(asked)] for token in delta.token_ids]
 
 
-async def test_a_grammar_is_compiled_beside_the_loop_and_its_mask_moves_with_the_tokens() -> None:
+async def test_a_grammar_is_compiled_beside_the_loop_and_its_mask_moves_with_the_tokens(native: Native) -> None:
     codec = MaskCodec()
-    async with generator(codec) as g:
+    async with native(codec=codec) as g:
         assert g.describe()[0].structured_output
         assert await ids(g, None) == await ids(g, GRAMMAR) == continuation(list(b"hello"), 8, VOCAB)
     [(grammar, mask, thread)] = codec.made
@@ -103,15 +72,15 @@ async def test_a_grammar_is_compiled_beside_the_loop_and_its_mask_moves_with_the
     assert thread != threading.current_thread().name
 
 
-async def test_what_cannot_be_compiled_never_reaches_the_engine() -> None:
-    async with generator(MaskCodec()) as g:
+async def test_what_cannot_be_compiled_never_reaches_the_engine(native: Native) -> None:
+    async with native(codec=MaskCodec()) as g:
         with pytest.raises(RequestError, match="unclosed"):
             await ids(g, Grammar("regex", "(", "structured_outputs.regex"))
         assert g.describe()[1].step_counter == 0
 
 
-async def test_a_grammar_that_fails_on_the_way_is_the_callers_and_costs_nobody_else() -> None:
-    async with generator(MaskCodec(fail_after=3)) as g:
+async def test_a_grammar_that_fails_on_the_way_is_the_callers_and_costs_nobody_else(native: Native) -> None:
+    async with native(codec=MaskCodec(fail_after=3)) as g:
         with pytest.raises(RequestError) as found:
             await ids(g, GRAMMAR)
         assert found.value.param == GRAMMAR.param
@@ -119,14 +88,16 @@ async def test_a_grammar_that_fails_on_the_way_is_the_callers_and_costs_nobody_e
         assert g.describe()[1].num_running == 0
 
 
-async def test_an_engine_that_fails_under_a_grammar_is_no_fault_of_the_caller(caplog: pytest.LogCaptureFixture) -> None:
-    async with generator(MaskCodec(), BreakingRunner(vocab_size=VOCAB)) as g:
+async def test_an_engine_that_fails_under_a_grammar_is_no_fault_of_the_caller(
+    native: Native, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with native(BreakingRunner(vocab_size=VOCAB), MaskCodec()) as g:
         with pytest.raises(EngineError):
             await ids(g, GRAMMAR)
 
 
-async def test_a_codec_without_grammars_says_so() -> None:
-    async with generator(PlainCodec()) as g:
+async def test_a_codec_without_grammars_says_so(native: Native) -> None:
+    async with native() as g:
         assert not g.describe()[0].structured_output
         with pytest.raises(RequestError) as found:
             await ids(g, GRAMMAR)

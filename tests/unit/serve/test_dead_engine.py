@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient
 from inferloop.backends.native import NativeGenerator
-from inferloop.backends.protocols import Prompt
 from inferloop.engine.compute.echo import EchoRunner
-from inferloop.engine.loop import EngineConfig
 from inferloop.engine.schedule.step import StepResult
-from inferloop.models.identity import ServingIdentity
 from inferloop.records.sink import JsonlSink
 from inferloop.serve.app import build_app
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.run import serving
 
-IDENTITY = ServingIdentity("m", "w", "none", "echo", "1", "t", "c")
-
-
-class ByteCodec:
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        return bytecodec.render(Prompt(messages=tuple(dict(m) for m in messages)))
-
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        return bytecodec.render(Prompt(text=text))
-
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        return bytecodec.decode(ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytecodec.token_bytes(token_id)
-
-    def detokenizer(self) -> bytecodec.ByteDecoder:
-        return bytecodec.ByteDecoder()
+Native = Callable[..., contextlib.AbstractAsyncContextManager[NativeGenerator]]
 
 
 class Mortal(EchoRunner):
@@ -53,13 +33,13 @@ class Mortal(EchoRunner):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_everybody_learns_of_a_dead_engine(tmp_path: Path, stream: bool) -> None:
+async def test_everybody_learns_of_a_dead_engine(native: Native, tmp_path: Path, stream: bool) -> None:
     runner = Mortal(vocab_size=bytecodec.VOCAB_SIZE, context_length=100_000, block_size=64, num_blocks=4000)
-    generator = NativeGenerator(ByteCodec(), runner, EngineConfig(max_sequences=2), IDENTITY)
-    generator.start()
     sink = JsonlSink(tmp_path / "events.jsonl")
-    app = build_app(generator, ServeConfig(), sink)
-    async with serving(app, wait_ready=True) as url:
+    async with (
+        native(runner, max_sequences=2) as generator,
+        serving(build_app(generator, ServeConfig(), sink), wait_ready=True) as url,
+    ):
         client = HttpClient(url)
 
         async def ask() -> tuple[int, bytes]:
@@ -77,7 +57,6 @@ async def test_everybody_learns_of_a_dead_engine(tmp_path: Path, stream: bool) -
         progress = await client.get_json("/health/progress")
         reason = (await ready.json())["reason"]
         await client.close()
-    await asyncio.to_thread(generator.stop)
     assert all(b'"code":"engine_error"' in body and b"[DONE]" not in body for _, body in answers)
     assert {status for status, body in answers if not body.startswith(b"data:")} <= {500}
     assert (live.status, ready.status, reason) == (200, 503, "the engine has stopped")

@@ -66,9 +66,9 @@ class Codec:
         """One token alone, its leading space kept, control tokens included."""
         return self.tokenizer.token_bytes(token_id)
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh incremental decoder for one answer."""
-        return Detokenizer(self.tokenizer)
+    def detokenizer(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
+        """A fresh incremental decoder for the answer to a prompt, so that the two texts join to that of all ids."""
+        return Detokenizer(self.tokenizer, after=prompt_ids)
 
     def compile_grammar(self, grammar: Grammar) -> GrammarMask:
         """What may follow what in one answer. Slow enough to be kept off an event loop. Raises RequestError."""

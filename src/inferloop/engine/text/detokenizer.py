@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from inferloop.engine.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """State of one answer. The pieces of all pushes plus the flush equal `tokenizer.decode` of all ids, however the
-    ids are split; what was returned is never taken back. Work per token does not grow with the answer.
+    """State of one answer, which comes `after` some ids. Their text and the pieces of all pushes and the flush join to
+    `tokenizer.decode` of all ids (when `after` ends with a whole character), however the answer is split; what was
+    returned is never taken back. Work per token does not grow with the answer.
 
     Bytes of an unfinished character are held until it is complete or until they cannot become one (then U+FFFD).
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
-        self._vocabulary, self._skip_special = tokenizer.vocabulary, skip_special
+    def __init__(self, tokenizer: Tokenizer, *, after: Sequence[int] = (), skip_special: bool = True) -> None:
+        vocabulary = tokenizer.vocabulary
+        self._vocabulary, self._skip_special = vocabulary, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at_start = tokenizer.vocabulary.strips_leading_space
+        # the first space that a SentencePiece vocabulary writes begins the whole text, and so belongs to the prompt
+        self._at_start = vocabulary.strips_leading_space and not vocabulary.bytes_of(after, skip_special=skip_special)
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that became certain with these ids; often empty."""
