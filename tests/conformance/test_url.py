@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from inferloop.backends.conformance import CHECKS, Check, Target, run_check
 from inferloop.backends.http import HttpClient
-from inferloop.backends.protocols import GenerateRequest, Prompt
+from inferloop.backends.protocols import Delta, GenerateRequest, Prompt
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.backends.url import UrlGenerator
 from inferloop.core.errors import EngineError, EnvironmentLacksError
@@ -57,6 +58,25 @@ async def test_counts_and_failures_come_through() -> None:
         else:
             usage = told["usage"]
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 9)
+
+
+async def test_priority_and_salt_go_along() -> None:
+    asked: list[GenerateRequest] = []
+
+    class Remembers(ScriptedGenerator):
+        def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+            asked.append(request)
+            return super().generate(request)
+
+    app = build_app(Remembers(SCRIPT, model_id="m"), ServeConfig(), DropSink())
+    async with serving(app, wait_ready=True) as url:
+        generator = await UrlGenerator.connect(url, "m")
+        prompt, sampling = Prompt(text="x"), Sampling(max_tokens=1)
+        request = GenerateRequest("r", TraceContext.new(), prompt, sampling, 0, priority=9, cache_salt="s")
+        async for _ in generator.generate(request):
+            pass
+        await generator.close()
+    assert (asked[-1].priority, asked[-1].cache_salt) == (9, "s")
 
 
 async def test_connecting_to_nothing_says_so() -> None:

@@ -89,6 +89,8 @@ class UrlGenerator:
     async def _open(self, request: GenerateRequest) -> Response:
         prompt, body = request.prompt, _sampling_fields(request.sampling)
         body |= {"model": self._info.model_id, "stream": True, "stream_options": {"include_usage": True}}
+        if request.priority:
+            body["priority"] = request.priority
         if request.cache_salt:
             body["cache_salt"] = request.cache_salt
         if prompt.messages is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from inferloop.backends.protocols import GenerateRequest, GeneratorInfo
 from inferloop.core.errors import EngineError, RequestError
@@ -29,6 +29,13 @@ class Dialect:
     parse: Callable[[bytes, GeneratorInfo], Call]
     encoder: Callable[[sse.AnswerHead], sse.Encoder]
     id_prefix: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What this endpoint calls a field that errors of the engine name otherwise."""
+
+    def in_its_words(self, error: RequestError) -> None:
+        """Let `error`, which is changed, name the field as this endpoint's caller knows it."""
+        whole = (error.param or "").split("[", 1)[0]
+        error.param = self.names.get(whole, error.param)
 
 
 CHAT = Dialect(parse_chat, ChatEncoder, "chatcmpl")
@@ -45,9 +52,10 @@ class Prepared:
 
 
 async def prepare(
-    attempt: Attempt, dialect: Dialect, body: bytes, *, with_timings: bool = False, priority: int = 0
+    attempt: Attempt, dialect: Dialect, body: bytes, *, with_timings: bool = False, priority: int | None = None
 ) -> Prepared:
-    """Check `body` completely; sets `attempt.call`. Raises RequestError naming the field."""
+    """Check `body` completely; sets `attempt.call`. `priority` None is the one that the body asks for. Raises
+    RequestError naming the field."""
     replica = attempt.replica
     attempt.call = call = await beside_loop(dialect.parse, body, replica.info)
     codec = replica.codec
@@ -58,7 +66,7 @@ async def prepare(
         id=new_id(dialect.id_prefix),
         created=attempt.t_wall_ns // NS_PER_S,
         model=replica.info.model_id,
-        include_usage=call.include_usage,
+        call=call,
         with_timings=with_timings,
         token_bytes=codec.token_bytes if codec is not None else _no_bytes,
         echoes=echoes,
@@ -69,7 +77,7 @@ async def prepare(
         call.prompts[0],
         call.sampling,
         t_engine_in_ns=attempt.t_in_ns,
-        priority=priority,
+        priority=call.priority if priority is None else priority,
         cache_salt=call.cache_salt,
     )
     return Prepared(spread(call, request), dialect.encoder(head), call.stream)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from inferloop.backends.protocols import Delta
-from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.serve.replies import (
     AssistantMessage,
     ChatChoice,
@@ -16,11 +15,10 @@ from inferloop.serve.replies import (
     ChatLogprobs,
     Finish,
     Timings,
-    TopLogprob,
     Usage,
 )
-from inferloop.serve.sse import AnswerHead, ChunkWriter
-from inferloop.serve.tokens import public_logprob, public_text
+from inferloop.serve.sse import AnswerHead, ChunkWriter, error_event
+from inferloop.serve.tokens import chat_logprobs
 
 _dumps = msgspec.json.encode
 
@@ -43,7 +41,8 @@ class ChatEncoder:
             return b""
         logprobs = b"null"
         if delta.logprobs is not None:
-            logprobs = _dumps(ChatLogprobs(content=self._chat_logprobs(delta.token_ids, delta.logprobs)))
+            rows = chat_logprobs(self._head.token_bytes, delta.token_ids, delta.logprobs)
+            logprobs = _dumps(ChatLogprobs(content=rows))
         text = _dumps(delta.text)
         choice = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}' % (index, text, logprobs)
         return self._writer.choice(choice, Timings(num_tokens=len(delta.token_ids)))
@@ -54,10 +53,13 @@ class ChatEncoder:
     def closing(self, index: int, finish: Finish, usage: Usage, timings: Timings) -> bytes:
         return self._writer.closing(_finish_choice(index, finish), usage, timings)
 
+    def broken(self, error: BaseException) -> bytes:
+        return error_event(error)
+
     def collect(self, index: int, delta: Delta) -> None:
         self._texts[index].append(delta.text)
         if delta.logprobs is not None:
-            rows = self._chat_logprobs(delta.token_ids, delta.logprobs)
+            rows = chat_logprobs(self._head.token_bytes, delta.token_ids, delta.logprobs)
             self._logprobs[index] = (self._logprobs[index] or []) + rows
 
     def body(self, finishes: Sequence[Finish], usage: Usage, timings: Timings) -> bytes:
@@ -75,24 +77,6 @@ class ChatEncoder:
         if head.with_timings:
             answer.inferloop = timings
         return _dumps(answer)
-
-    def _chat_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[ChatLogprob]:
-        rows = []
-        for token_id, row in zip(token_ids, logprobs, strict=True):
-            token = self._head.token_bytes(token_id)
-            rows.append(
-                ChatLogprob(
-                    token=public_text(token),
-                    logprob=public_logprob(row.chosen),
-                    bytes=list(token),
-                    top_logprobs=[self._top(other, value) for other, value in row.top],
-                )
-            )
-        return rows
-
-    def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        token = self._head.token_bytes(token_id)
-        return TopLogprob(token=public_text(token), logprob=public_logprob(logprob), bytes=list(token))
 
 
 def _finish_choice(index: int, finish: Finish) -> bytes:

@@ -9,7 +9,7 @@ import msgspec
 from inferloop.backends.protocols import Delta
 from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.serve.replies import Completion, CompletionChoice, CompletionLogprobs, Finish, Timings, Usage
-from inferloop.serve.sse import AnswerHead, ChunkWriter
+from inferloop.serve.sse import AnswerHead, ChunkWriter, error_event
 from inferloop.serve.tokens import public_logprob, public_text
 
 _dumps = msgspec.json.encode
@@ -44,6 +44,9 @@ class CompletionEncoder:
 
     def closing(self, index: int, finish: Finish, usage: Usage, timings: Timings) -> bytes:
         return self._writer.closing(_finish_choice(index, finish), usage, timings)
+
+    def broken(self, error: BaseException) -> bytes:
+        return error_event(error)
 
     def collect(self, index: int, delta: Delta) -> None:
         self._texts[index].append(delta.text)

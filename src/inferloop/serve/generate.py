@@ -8,7 +8,7 @@ import contextlib
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from inferloop.core.errors import EngineError, InferloopError, OverloadedError
+from inferloop.core.errors import EngineError, InferloopError, OverloadedError, RequestError
 from inferloop.core.ids import TraceContext
 from inferloop.serve import sse
 from inferloop.serve.answer import Dialect, Prepared, answer_whole, prepare, public_finish
@@ -23,7 +23,7 @@ from inferloop.serve.asgi import (
     wait_disconnect,
 )
 from inferloop.serve.choices import generate_all
-from inferloop.serve.errors import NOT_FAULTS, error_object, log_bug
+from inferloop.serve.errors import NOT_FAULTS, log_bug
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica
 
@@ -81,10 +81,12 @@ class _Answer:
 
     def __init__(self, attempt: Attempt, dialect: Dialect, send: Send, *, with_timings: bool) -> None:
         self._attempt, self._dialect, self._send, self._with_timings = attempt, dialect, send, with_timings
+        self._encoder: sse.Encoder | None = None
         self._started = False
 
     async def run(self, body: bytes) -> None:
         prepared = await prepare(self._attempt, self._dialect, body, with_timings=self._with_timings)
+        self._encoder = prepared.encoder
         await (self._stream(prepared) if prepared.stream else self._whole(prepared))
 
     async def _whole(self, prepared: Prepared) -> None:
@@ -123,6 +125,8 @@ class _Answer:
         """Tell the client as well as is still possible."""
         if self._attempt.done:  # the event was written before the last bytes met a closed connection
             return
+        if isinstance(error, RequestError):
+            self._dialect.in_its_words(error)
         self._attempt.fail(error, status=200 if self._started else None)
         await self._tell(error)
 
@@ -144,7 +148,8 @@ class _Answer:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_TELL_TIMEOUT_S):
                 if self._started:
-                    await send_body(self._send, sse.error_event(error_object(error)))
+                    assert self._encoder is not None
+                    await send_body(self._send, self._encoder.broken(error))
                 else:
                     await send_error(self._send, error)
 

@@ -9,7 +9,9 @@ from typing import Protocol
 import msgspec
 
 from inferloop.backends.protocols import Delta
+from inferloop.serve.errors import error_object
 from inferloop.serve.replies import Finish, Timings, Usage
+from inferloop.serve.wire import Call
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
@@ -23,13 +25,13 @@ _dumps = msgspec.json.encode
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What is the same in every chunk of an answer, and how it was asked for. `with_timings` adds our extension object;
-    `token_bytes` tells what one token stands for, for log-probabilities."""
+    """What is the same in every chunk of an answer, and the call that it answers. `with_timings` adds our extension
+    object; `token_bytes` tells what one token stands for, for log-probabilities."""
 
     id: str
     created: int
     model: str
-    include_usage: bool
+    call: Call
     with_timings: bool
     token_bytes: Callable[[int], bytes]
     echoes: tuple[str, ...] = ("",)
@@ -55,6 +57,10 @@ class Encoder(Protocol):
         """Finish chunk of the last choice to end, usage chunk if asked for, [DONE]."""
         ...
 
+    def broken(self, error: BaseException) -> bytes:
+        """The last thing sent when the answer fails after its beginning went out."""
+        ...
+
     def body(self, finishes: Sequence[Finish], usage: Usage, timings: Timings) -> bytes:
         """The whole answer, from the deltas given to `collect`."""
         ...
@@ -70,8 +76,8 @@ class ChunkWriter:
     def __init__(self, head: AnswerHead, object_: str) -> None:
         fields = _dumps({"id": head.id, "object": object_, "created": head.created, "model": head.model})
         self._open = b"data: " + fields[:-1] + b',"choices":['
-        self._usage = b',"usage":null' if head.include_usage else b""
-        self._include_usage, self._with_timings = head.include_usage, head.with_timings
+        self._include_usage, self._with_timings = head.call.include_usage, head.with_timings
+        self._usage = b',"usage":null' if self._include_usage else b""
 
     def choice(self, choice: bytes, timings: Timings | None) -> bytes:
         extension = b',"inferloop":' + _dumps(timings) if self._with_timings and timings is not None else b""
@@ -90,6 +96,6 @@ class ChunkWriter:
         return bool(delta.text) or delta.logprobs is not None or (self._with_timings and bool(delta.token_ids))
 
 
-def error_event(error_object: bytes) -> bytes:
+def error_event(error: BaseException) -> bytes:
     """A failure in mid-stream; the stream ends after it, without [DONE]."""
-    return b"data: " + error_object + b"\n\n"
+    return b"data: " + error_object(error) + b"\n\n"

@@ -34,6 +34,7 @@ COMPLETION_MAX_TOKENS = 16
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0)]
+Priority = Annotated[int, Meta(ge=-1000, le=1000, description="Lower goes first.")]
 Unused = Annotated[Any, Meta(description="Accepted; has no influence on the answer by OpenAI's definition.")]
 
 
@@ -65,6 +66,7 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
         ]
         | None
     ) = None
+    priority: Priority | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
@@ -134,6 +136,7 @@ class Call:
     stream: bool
     include_usage: bool
     cache_salt: str = ""
+    priority: int = 0
     num_per_prompt: int = 1
     echo: bool = False
 
@@ -179,7 +182,15 @@ def _call(request: Common, prompts: tuple[Prompt, ...], sampling: Sampling) -> C
     n = request.n or 1
     if n * len(prompts) > MAX_CHOICES:
         raise RequestError(f"{len(prompts)} prompts with n = {n} make more than {MAX_CHOICES} choices", param="n")
-    return Call(prompts, sampling, bool(request.stream), include_usage, request.cache_salt or "", n)
+    return Call(
+        prompts,
+        sampling,
+        bool(request.stream),
+        include_usage,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
+        num_per_prompt=n,
+    )
 
 
 def _check_common(request: Common, info: GeneratorInfo) -> None:

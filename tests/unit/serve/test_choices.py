@@ -210,6 +210,14 @@ async def test_each_prompt_and_seed_reaches_the_engine() -> None:
         assert [r.prompt.token_ids for r in s.generator.asked] == [(97,), (98,)]
 
 
+@pytest.mark.parametrize("body", [CHAT, {"prompt": "x"}], ids=["chat", "completion"])
+async def test_the_priority_reaches_the_engine_with_every_choice(body: dict[str, Any]) -> None:
+    async with served() as s:
+        await s.answer(**body, n=2, priority=-7, max_tokens=1)
+        await s.answer(**body, priority=None, max_tokens=1)
+        assert [r.priority for r in s.generator.asked] == [-7, -7, 0]
+
+
 @pytest.mark.parametrize(
     ("prompt", "echoes"),
     [("hé", ["hé"]), (["a", "b"], ["a", "b"]), ([104, 105], ["hi"]), ([[104], [105]], ["h", "i"])],

@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 from inferloop.backends.protocols import Delta
+from inferloop.core.request import Sampling
 from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.serve.chat import ChatEncoder
 from inferloop.serve.completions import CompletionEncoder
 from inferloop.serve.replies import CachedTokens, Timings, Usage
 from inferloop.serve.sse import AnswerHead
+from inferloop.serve.wire import Call
 
 VOCABULARY = (b"a", "é".encode()[:1], "é".encode()[1:], b" b")
 USAGE = Usage(prompt_tokens=1, completion_tokens=3, total_tokens=4, prompt_tokens_details=CachedTokens(cached_tokens=0))
@@ -23,7 +25,8 @@ DELTA = Delta("aé", (0, 1, 2), 0, ROWS)
 
 
 def answer(encoder_type: type[ChatEncoder] | type[CompletionEncoder], delta: Delta = DELTA) -> Any:
-    encoder = encoder_type(AnswerHead("i", 0, "m", False, False, VOCABULARY.__getitem__))
+    call = Call((), Sampling(), stream=False, include_usage=False)
+    encoder = encoder_type(AnswerHead("i", 0, "m", call, False, VOCABULARY.__getitem__))
     encoder.collect(0, delta)
     return json.loads(encoder.body(["stop"], USAGE, Timings(num_tokens=0)))["choices"][0]["logprobs"]
 

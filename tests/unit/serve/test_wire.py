@@ -82,6 +82,7 @@ def test_every_value_arrives() -> None:
         ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("stream", 1), ("stream_options", {"x": 1}),
         ("top_logprobs", 21), ("tools", [{"type": "function"}]), ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}), ("modalities", ["audio"]), ("store", True), ("store", 0),
+        ("priority", 1001), ("priority", -1001), ("priority", 0.5), ("priority", "high"),
         ("reasoning_effort", "high"), ("audio", {}), ("functions", [{}]), ("service_tier", "priority"),
         ("temprature", 1), ("guided_json", {}), ("messages", []), ("messages", "hi"),
     ],
