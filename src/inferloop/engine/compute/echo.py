@@ -4,12 +4,12 @@ answer is a hash of all that is found there. A wrong block, position or rollback
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from inferloop.engine.compute.runner import RunnerInfo
-from inferloop.engine.schedule.step import StepPlan, StepResult, TokenLogprob
+from inferloop.engine.schedule.step import BlockData, StepPlan, StepResult, TokenLogprob
 
 
 def next_token(context: Sequence[int], vocab_size: int) -> int:
@@ -48,6 +48,8 @@ class EchoRunner:
             block_size=block_size,
             num_blocks=num_blocks,
             kv_group_windows=(None,) * num_kv_groups,
+            block_bytes=num_kv_groups * block_size * np.dtype(np.int64).itemsize,
+            block_layout=f"echo 1, {num_kv_groups} x {block_size} int64",
         )
         self._memory = [np.full((num_blocks, block_size), -1, np.int64) for _ in range(num_kv_groups)]
         self._result: StepResult | None = None
@@ -61,6 +63,7 @@ class EchoRunner:
         offsets, token_ids = [0], list[int]()
         for memory, pairs in zip(self._memory, plan.copies, strict=bool(plan.copies)):
             memory[pairs[:, 1]] = memory[pairs[:, 0]]
+        self._load(plan)
         for i in range(plan.num_sequences):
             tokens = plan.token_ids[plan.offsets[i] : plan.offsets[i + 1]].tolist()
             self._write(plan, i, tokens)
@@ -72,13 +75,29 @@ class EchoRunner:
             lengths = np.diff(offsets).tolist()
             logprobs = tuple(tuple(TokenLogprob(0.0, ()) for _ in range(length)) for length in lengths)
         self._result = StepResult(
-            plan.step_id, np.array(offsets, np.int32), np.array(token_ids, np.int32), logprobs=logprobs
+            plan.step_id,
+            np.array(offsets, np.int32),
+            np.array(token_ids, np.int32),
+            logprobs=logprobs,
+            saved=tuple(self._save(plan)),
         )
 
     def wait(self) -> StepResult:
         result, self._result = self._result, None
         assert result is not None, "nothing was submitted"
         return result
+
+    def _load(self, plan: StepPlan) -> None:
+        for j, data in enumerate(plan.loads.data if plan.loads else ()):
+            assert plan.loads is not None and data.nbytes == self._info.block_bytes, "data of another layout"
+            parts = data.view(np.int64).reshape(len(self._memory), -1)
+            for memory, blocks, part in zip(self._memory, plan.loads.blocks, parts, strict=True):
+                memory[blocks[j]] = part
+
+    def _save(self, plan: StepPlan) -> Iterator[BlockData]:
+        for blocks in zip(*plan.saves, strict=True):
+            parts = [memory[block] for memory, block in zip(self._memory, blocks, strict=True)]
+            yield np.concatenate(parts).view(np.uint8)
 
     def _write(self, plan: StepPlan, i: int, tokens: list[int]) -> None:
         size = self._info.block_size

@@ -10,7 +10,12 @@ from inferloop.engine.schedule.step import StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """What schedule must know of a runner. `kv_group_windows[g]` is the window of KV group g in tokens, None = full."""
+    """What schedule must know of a runner. `kv_group_windows[g]` is the window of KV group g in tokens, None = full.
+
+    `block_bytes`: what one block holds in all layers and KV groups; 0 when the runner can neither load nor save blocks.
+    `block_layout`: everything beside the weights and the tokens that decides those bytes, in words. A runner that says
+    the same may be given what another one saved.
+    """
 
     name: str
     revision: str
@@ -24,6 +29,8 @@ class RunnerInfo:
     kv_group_windows: tuple[int | None, ...] = (None,)
     weight_bytes: int = 0
     kv_bytes: int = 0
+    block_bytes: int = 0
+    block_layout: str = ""
 
 
 class Runner(Protocol):

@@ -25,6 +25,10 @@ Int64 = NDArray[np.int64]
 UInt32 = NDArray[np.uint32]
 UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]
+UInt8 = NDArray[np.uint8]
+BlockData = UInt8
+"""The keys and values of one block in every layer and KV group, as `RunnerInfo.block_bytes` bytes in an order that is
+the runner's own. Never written to once it is made, so that it can be passed on without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,14 @@ class SamplingColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockLoads:
+    """Blocks whose content is known from before: blocks[g][j] of KV group g takes its part of data[j]."""
+
+    blocks: tuple[Int32, ...]
+    data: tuple[BlockData, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Values only; the runner must not keep references past `wait`."""
 
@@ -79,6 +91,11 @@ class StepPlan:
     copies: tuple[Int32, ...] = ()
     """Per KV group an array (m, 2) of blocks to copy, from and to, before anything is computed. Every source is read
     before any destination is written. Empty when there is nothing to copy."""
+    loads: BlockLoads | None = None
+    """Blocks to fill after the copies, whose sources they may replace, and before anything is computed."""
+    saves: tuple[Int32, ...] = ()
+    """Per KV group the blocks (m) whose content is wanted as it is after the step; none of them can change any more.
+    Empty when there are none."""
 
     @property
     def num_sequences(self) -> int:
@@ -100,12 +117,14 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Sequence i of the plan produced token_ids[offsets[i]:offsets[i+1]]: none for a chunk that does not finish the
-    known tokens, one for plain decode, up to 1 + num_drafts[i] for verification. `logprobs[i]` matches, when asked."""
+    known tokens, one for plain decode, up to 1 + num_drafts[i] for verification. `logprobs[i]` matches, when asked.
+    `saved[j]` is the content of the j-th block of the plan's `saves`."""
 
     step_id: int
     offsets: Int32
     token_ids: Int32
     logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+    saved: tuple[BlockData, ...] = ()
 
     def tokens_of(self, i: int) -> list[int]:
         return [int(t) for t in self.token_ids[self.offsets[i] : self.offsets[i + 1]]]

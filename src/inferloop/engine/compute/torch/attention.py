@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inferloop.core.shape import ModelShape
 from inferloop.engine.compute.torch.model import TILE_ROWS
-from inferloop.engine.schedule.step import Int32, Int64, StepPlan
+from inferloop.engine.schedule.step import Int32, Int64, StepPlan, UInt8
 
 
 class PagedCache:
@@ -41,6 +41,22 @@ class PagedCache:
         for layer in self._layers:
             source, target = (torch.from_numpy(pairs[:, i].astype(np.int64)).to(layer.device) for i in (0, 1))
             layer.index_copy_(0, target, layer.index_select(0, source))
+
+    def save(self, blocks: Int32) -> Tensor:
+        """The content of `blocks` (m), uint8 (m, bytes of a block in all layers), on the cache's device."""
+        index = self._index(blocks)
+        return torch.stack([layer.index_select(0, index) for layer in self._layers], 1).flatten(1).view(torch.uint8)
+
+    def load(self, blocks: Int32, data: UInt8) -> None:
+        """Fill `blocks` (m) with what `save` gave, (m, bytes of a block in all layers)."""
+        index, first = self._index(blocks), self._layers[0]
+        content = torch.from_numpy(data).to(first.device).view(first.dtype)
+        content = content.view(len(blocks), len(self._layers), *first.shape[1:])
+        for i, layer in enumerate(self._layers):
+            layer.index_copy_(0, index, content[:, i])
+
+    def _index(self, blocks: Int32) -> Tensor:
+        return torch.from_numpy(blocks.astype(np.int64)).to(self._layers[0].device)
 
     def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """blocks (n, b) -> keys and values, each (n, kv heads, b * block_size, head_dim)."""

@@ -14,6 +14,7 @@ from inferloop.core.units import human_bytes
 from inferloop.engine.compute.runner import RunnerInfo
 from inferloop.engine.compute.torch.attention import PagedCache, StepAttention, TiledAttention
 from inferloop.engine.compute.torch.config import TorchConfig
+from inferloop.engine.compute.torch.layout import block_layout
 from inferloop.engine.compute.torch.model import Decoder
 from inferloop.engine.compute.torch.rope import rope_tables
 from inferloop.engine.compute.torch.sampler import SampleRows, logprobs_of, sample, sample_rows
@@ -31,6 +32,7 @@ class _Submitted:
     rows: SampleRows
     token_ids: Tensor | None
     logits: Tensor | None
+    saved: Tensor | None
 
 
 class TorchRunner:
@@ -59,9 +61,10 @@ class TorchRunner:
         self._decoder = Decoder(weights, shape, header.norm_eps, tiled=config.deterministic)
         self._attention = TiledAttention if config.deterministic else StepAttention
         self._submitted: _Submitted | None = None
+        revision = f"{REVISION}+torch{torch.__version__}"
         self._info = RunnerInfo(
             name="torch",
-            revision=f"{REVISION}+torch{torch.__version__}",
+            revision=revision,
             device=config.device,
             dtype=config.dtype,
             deterministic=config.deterministic,
@@ -71,6 +74,8 @@ class TorchRunner:
             num_blocks=num_blocks,
             weight_bytes=weights.num_bytes,
             kv_bytes=self._cache.num_bytes,
+            block_bytes=self._cache.num_bytes // num_blocks,
+            block_layout=block_layout(revision, header, config, context_length),
         )
 
     @classmethod
@@ -102,12 +107,13 @@ class TorchRunner:
         assert self._submitted is None, "wait for the step in flight first"
         rows = sample_rows(plan)
         hidden = self._forward(plan)
+        saved = self._cache.save(plan.saves[0]) if plan.saves else None
         if not len(rows.flat):
-            self._submitted = _Submitted(plan, rows, None, None)
+            self._submitted = _Submitted(plan, rows, None, None, saved)
             return
         picked = hidden if len(rows.flat) == len(hidden) else hidden[torch.from_numpy(rows.flat).to(self._device)]
         token_ids, logits = sample(self._decoder.logits(picked), plan, rows)
-        self._submitted = _Submitted(plan, rows, token_ids, logits)
+        self._submitted = _Submitted(plan, rows, token_ids, logits, saved)
 
     @torch.inference_mode()
     def wait(self) -> StepResult:
@@ -123,6 +129,8 @@ class TorchRunner:
             offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
             token_ids=sampled[accepted].astype(np.int32),
             logprobs=_logprobs(done, accepted),
+            # A copy each, so that those that are kept do not keep the rest of them in memory.
+            saved=() if done.saved is None else tuple(row.copy() for row in done.saved.cpu().numpy()),
         )
 
     def logits(self, plan: StepPlan) -> Tensor:
@@ -136,6 +144,8 @@ class TorchRunner:
         positions = np.arange(plan.num_tokens) - plan.offsets[owner] + plan.first_positions[owner]
         for pairs in plan.copies:
             self._cache.copy(pairs)
+        if plan.loads is not None:
+            self._cache.load(plan.loads.blocks[0], np.stack(plan.loads.data))
         attend = self._attention(self._cache, plan, positions, self._device)
         token_ids = torch.from_numpy(plan.token_ids.astype(np.int64)).to(self._device)
         where = torch.from_numpy(positions.astype(np.int64)).to(self._device)
