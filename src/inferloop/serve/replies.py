@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from inferloop.serve.messages import Message
-from inferloop.serve.wire import TokenId
+from inferloop.serve.sampled import TokenId
 
 Finish = Literal["stop", "length"]
 

@@ -24,7 +24,7 @@ from inferloop.serve.replies import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from inferloop.serve.wire import check_token_ids
+from inferloop.serve.sampled import check_token_ids
 
 
 class TextEndpoints:
