@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from inferloop.core.errors import ContextLengthError, OverloadedError
 from inferloop.core.request import Sampling
-from inferloop.engine.compute.echo import EchoRunner, continuation
+from inferloop.engine.compute.echo import EchoRunner, continuation, hidden_state, prompt_logprob
 from inferloop.engine.schedule.blocks import BlockPool
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
-from inferloop.engine.schedule.sequence import SequenceSpec
+from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import StepPlan
 
 VOCAB = 13
@@ -55,18 +55,30 @@ class Machine(RuleBasedStateMachine):
         self.plan: StepPlan | None = None
         self.specs: dict[str, SequenceSpec] = {}
         self.outputs: dict[str, list[int]] = {}
+        self.untold: set[str] = set()
         self.first_admitted: list[str] = []
         self.num_added = 0
 
-    @rule(num_prompt=st.integers(1, 12), num_out=st.integers(1, 8), priority=st.sampled_from([0, 0, 0, 1]))
-    def add(self, num_prompt: int, num_out: int, priority: int) -> None:
+    @rule(
+        num_prompt=st.integers(1, 12),
+        kind=st.integers(0, 2),
+        num_out=st.integers(0, 8),
+        num_scores=st.sampled_from([None, None, 0, 2]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+    )
+    def add(self, num_prompt: int, kind: int, num_out: int, num_scores: int | None, priority: int) -> None:
         name = f"r{self.num_added}"
-        prompt = tuple((self.num_added * 5 + i * i) % VOCAB for i in range(num_prompt))
-        spec = SequenceSpec(name, prompt, Sampling(max_tokens=num_out), priority=priority)
+        prompt = tuple(
+            (kind * 5 + i * i) % VOCAB for i in range(num_prompt)
+        )  # three kinds, so that they share beginnings
+        sampling = Sampling(max_tokens=num_out, num_prompt_logprobs=num_scores)
+        pool = not num_out and num_scores is None
+        spec = SequenceSpec(name, prompt, sampling, priority=priority, pool=pool)
         try:
             self.scheduler.add(spec)
         except ContextLengthError:
-            assert num_prompt + num_out > self.config.max_total_tokens
+            limit = self.config.max_total_tokens if num_out else self.config.max_prompt_tokens
+            assert num_prompt + num_out > limit
             return
         except OverloadedError:
             assert len(self.scheduler.request_ids) == self.config.max_sequences + self.config.max_waiting
@@ -74,6 +86,7 @@ class Machine(RuleBasedStateMachine):
         self.num_added += 1
         self.specs[name] = spec
         self.outputs[name] = []
+        self.untold.add(name)
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -108,9 +121,29 @@ class Machine(RuleBasedStateMachine):
         assert self.plan is not None
         for update in self.scheduler.commit(self.plan, self.runner.wait()):
             self.outputs[update.request_id] += update.token_ids
+            self.check_prompt(update)
             if update.finish_reason is not None:
                 self.finish(update.request_id)
         self.plan = None
+
+    def check_prompt(self, update: SequenceUpdate) -> None:
+        """What is told about a prompt is complete, right, and told once."""
+        spec, is_first = self.specs[update.request_id], update.request_id in self.untold
+        self.untold.discard(update.request_id)
+        prompt, num_top = spec.prompt_token_ids, spec.sampling.num_prompt_logprobs
+        if is_first and num_top is not None:
+            assert update.num_cached_tokens == 0
+            assert update.prompt_logprobs == tuple(
+                prompt_logprob(prompt[:i], prompt[i], num_top, VOCAB) for i in range(1, len(prompt))
+            )
+        else:
+            assert update.prompt_logprobs is None
+        if spec.pool:
+            assert update.finish_reason == "stop" and update.pooled is not None
+            expected = sum(hidden_state(prompt[: i + 1]) for i in range(len(prompt)))
+            assert (update.pooled == expected).all()
+        else:
+            assert update.pooled is None
 
     def finish(self, name: str) -> None:
         spec = self.specs.pop(name)

@@ -29,7 +29,7 @@ class Sampling:
     """How tokens are chosen. Already validated: values are finite and in range.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. `seed` None means a fresh one per request.
-    `max_tokens` None means what remains of the context.
+    `max_tokens` None means what remains of the context, 0 that the prompt is computed and nothing generated.
     """
 
     temperature: float = 1.0
@@ -46,6 +46,8 @@ class Sampling:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     """None: not asked for. n >= 0: the chosen token's log-probability and the n most likely ones."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's own tokens, each after those before it: by the model alone, whatever is set here."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -64,6 +66,8 @@ class TokenRequest:
     t_engine_in_ns: int
     priority: int = 0
     cache_salt: str = ""
+    pool: bool = False
+    """Nothing is generated: the sum of the prompt's last hidden states is wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.policy import ScheduleConfig, resolve_max_tokens
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
-from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.engine.schedule.step import Float64, TokenLogprob
 from inferloop.engine.stats import EngineStats
 
 _log = logging.getLogger(__name__)
@@ -56,6 +56,10 @@ class TokenUpdate:
     """When it first entered a step; None when it never did."""
     num_preemptions: int = 0
     preempted_ns: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of the prompt's tokens from the second on; in the first update only, when asked for."""
+    pooled: Float64 | None = None
+    """The sum of the prompt's last hidden states, (hidden,); in the only update of a request that asked for it."""
 
 
 @dataclass(slots=True)
@@ -141,6 +145,7 @@ class Engine:
         Raises RequestError or ContextLengthError for what can never be served, OverloadedError when the queue is full
         or the engine is going away, EngineError when it has failed.
         """
+        assert not request.pool or self.info.hidden_size, "this runner cannot pool"
         assert (mask is None) == (request.sampling.grammar is None), "a grammar comes with its mask"
         spec = _spec_of(request, mask)
         resolve_max_tokens(self._config, spec)
@@ -240,6 +245,8 @@ class Engine:
             t_scheduled_ns=tracked.t_scheduled_ns,
             num_preemptions=update.num_preemptions,
             preempted_ns=tracked.preempted_ns,
+            prompt_logprobs=update.prompt_logprobs,
+            pooled=update.pooled,
         )
 
     def _finish(self, request_ids: Sequence[str], reason: FinishReason) -> None:
@@ -312,4 +319,5 @@ def _spec_of(request: TokenRequest, mask: Mask | None) -> SequenceSpec:
         priority=request.priority,
         namespace=("salt", request.cache_salt) if request.cache_salt else (),
         mask=mask,
+        pool=request.pool,
     )

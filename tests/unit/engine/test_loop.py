@@ -108,7 +108,7 @@ def test_what_cannot_be_served_is_refused_at_the_door(engine: Engine, inbox: Inb
     with pytest.raises(ContextLengthError):
         engine.submit(request("a", num_prompt=90, max_tokens=20))
     with pytest.raises(RequestError):
-        engine.submit(request("a", max_tokens=0))
+        engine.submit(request("a", max_tokens=-1))
     engine.submit(request("a", max_tokens=1))
     inbox.wait_end("a")
 

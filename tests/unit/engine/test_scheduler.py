@@ -175,7 +175,7 @@ def test_a_request_that_fills_the_pool_to_the_last_place_finishes() -> None:
         (spec("a", 0), "prompt"),
         (SequenceSpec("a", (1, VOCAB), Sampling()), "prompt"),
         (SequenceSpec("a", (-1,), Sampling()), "prompt"),
-        (spec("a", max_tokens=0), "max_tokens"),
+        (spec("a", max_tokens=-1), "max_tokens"),
         (spec("a", stop_token_ids=(10**7,)), "stop_token_ids"),
         (spec("a", logit_bias=((VOCAB, 1.0),)), "logit_bias"),
     ],

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from inferloop.engine.compute.runner import RunnerInfo
-from inferloop.engine.schedule.step import BlockData, StepPlan, StepResult, TokenLogprob
+from inferloop.engine.schedule.step import BlockData, Float64, StepPlan, StepResult, TokenLogprob
+
+HIDDEN_SIZE = 4
 
 
 def next_token(context: Sequence[int], vocab_size: int) -> int:
@@ -25,8 +27,22 @@ def continuation(prompt: Sequence[int], num: int, vocab_size: int) -> list[int]:
     return context[len(prompt) :]
 
 
+def prompt_logprob(context: Sequence[int], target: int, num_top: int, vocab_size: int) -> TokenLogprob:
+    """What an EchoRunner tells about `target` after `context`: a pure function of these ids, without equals."""
+    values = -((next_token(context, 1 << 32) + np.arange(vocab_size) * 7919) % (vocab_size * 8191)) / 8192
+    best = np.argsort(-values, kind="stable")[:num_top].tolist()
+    top = tuple((token, float(values[token])) for token in best)
+    return TokenLogprob(float(values[target]), top, rank=int((values > values[target]).sum()) + 1)
+
+
+def hidden_state(context: Sequence[int]) -> Float64:
+    """The "hidden state" of the last token of a context, whole numbers, so that sums are exact."""
+    return np.frombuffer(next_token(context, 1 << 32).to_bytes(HIDDEN_SIZE, "little"), np.uint8).astype(np.float64)
+
+
 class EchoRunner:
-    """Reads its context through the block tables only. Sampling parameters are ignored; log-probabilities are 0."""
+    """Reads its context through the block tables only. Sampling parameters are ignored; log-probabilities of sampled
+    tokens are 0."""
 
     def __init__(
         self,
@@ -50,6 +66,7 @@ class EchoRunner:
             kv_group_windows=(None,) * num_kv_groups,
             block_bytes=num_kv_groups * block_size * np.dtype(np.int64).itemsize,
             block_layout=f"echo 1, {num_kv_groups} x {block_size} int64",
+            hidden_size=HIDDEN_SIZE,
         )
         self._memory = [np.full((num_blocks, block_size), -1, np.int64) for _ in range(num_kv_groups)]
         self._result: StepResult | None = None
@@ -80,6 +97,8 @@ class EchoRunner:
             np.array(token_ids, np.int32),
             logprobs=logprobs,
             saved=tuple(self._save(plan)),
+            prompt_logprobs=tuple(self._prompt_logprobs(plan)),
+            pooled=self._pooled(plan),
         )
 
     def wait(self) -> StepResult:
@@ -118,6 +137,26 @@ class EchoRunner:
             if k < num_drafts and sampled[-1] != drafts[k]:
                 break
         return sampled
+
+    def _prompt_logprobs(self, plan: StepPlan) -> Iterator[TokenLogprob]:
+        rows = plan.prompt_rows
+        if rows is None:
+            return
+        for flat, i, target, num_top in zip(rows.flat, rows.owners, rows.targets, rows.num_top, strict=True):
+            num_context = int(plan.first_positions[i] + flat - plan.offsets[i]) + 1
+            yield prompt_logprob(
+                self._context(plan, int(i), num_context), int(target), int(num_top), self._info.vocab_size
+            )
+
+    def _pooled(self, plan: StepPlan) -> Float64 | None:
+        if plan.pooled is None:
+            return None
+        sums = []
+        for i in plan.pooled.tolist():
+            start, num = int(plan.first_positions[i]), int(plan.offsets[i + 1] - plan.offsets[i])
+            context = self._context(plan, i, start + num)
+            sums.append(sum((hidden_state(context[: start + k + 1]) for k in range(num)), np.zeros(HIDDEN_SIZE)))
+        return np.array(sums)
 
     def _context(self, plan: StepPlan, i: int, num: int) -> list[int]:
         size = self._info.block_size

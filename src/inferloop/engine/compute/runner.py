@@ -27,6 +27,8 @@ class RunnerInfo:
     block_size: int
     num_blocks: int
     kv_group_windows: tuple[int | None, ...] = (None,)
+    hidden_size: int = 0
+    """Length of a pooled vector; 0: this runner cannot pool."""
     weight_bytes: int = 0
     kv_bytes: int = 0
     block_bytes: int = 0

@@ -10,7 +10,7 @@ from inferloop.engine.schedule.blocks import BlockTables
 from inferloop.engine.schedule.columns import sampling_columns
 from inferloop.engine.schedule.radix import Blocks
 from inferloop.engine.schedule.sequence import Sequence
-from inferloop.engine.schedule.step import StepPlan
+from inferloop.engine.schedule.step import PromptRows, StepPlan
 
 Chunk = tuple[Sequence, int]
 """A sequence and how many of its known tokens the step computes; its drafts come on top."""
@@ -23,14 +23,20 @@ def build_plan(step_id: int, chunks: list[Chunk], tables: BlockTables, copies: l
     sequences = [s for s, _ in chunks]
     token_ids = list[int]()
     offsets, sample_rows = [0], list[int]()
-    for sequence, num in chunks:
+    scored = list[tuple[int, int, int, int]]()
+    for i, (sequence, num) in enumerate(chunks):
         start, end = sequence.num_computed, sequence.num_computed + num
+        num_top = sequence.spec.sampling.num_prompt_logprobs or 0
+        for position in sequence.to_score(num):
+            scored.append((offsets[i] + position - start, i, sequence.token_ids[position + 1], num_top))
         token_ids += sequence.token_ids[start:end]
-        sample_rows.append(len(token_ids) - 1 if end == sequence.num_known else -1)
+        is_sampled = end == sequence.num_known and sequence.generates
+        sample_rows.append(len(token_ids) - 1 if is_sampled else -1)
         token_ids += sequence.drafts
         offsets.append(len(token_ids))
     slots = np.array([s.slot for s in sequences], np.int32)
     rows = np.array(sample_rows, np.int32)
+    pooled = [i for i, sequence in enumerate(sequences) if sequence.spec.pool]
     return StepPlan(
         step_id=step_id,
         slots=slots,
@@ -41,6 +47,8 @@ def build_plan(step_id: int, chunks: list[Chunk], tables: BlockTables, copies: l
         sample_rows=rows,
         num_drafts=np.array([len(s.drafts) for s in sequences], np.int32),
         sampling=sampling_columns(sequences, vocab_size, rows),
+        prompt_rows=PromptRows(*np.array(scored, np.int32).T.copy()) if scored else None,
+        pooled=np.array(pooled, np.int32) if pooled else None,
         copies=tuple(np.array(pairs, np.int32) for pairs in _by_group(copies)),
     )
 

@@ -33,6 +33,11 @@ class ScheduleConfig:
         no place in the KV memory."""
         return min(self.context_length, self.num_blocks * self.block_size + 1)
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that can be computed whole, which is what a sequence without output needs."""
+        return min(self.context_length, self.num_blocks * self.block_size)
+
 
 def resolve_max_tokens(config: ScheduleConfig, spec: SequenceSpec) -> int:
     """How many tokens the request may generate: what it asked for, or what remains.
@@ -41,6 +46,7 @@ def resolve_max_tokens(config: ScheduleConfig, spec: SequenceSpec) -> int:
     output can never fit. Reads the config only, so any thread may call it.
     """
     sampling, num_prompt = spec.sampling, len(spec.prompt_token_ids)
+    assert not spec.pool or sampling.max_tokens == 0, "what is pooled generates nothing"
     if not num_prompt:
         raise RequestError("the prompt has no tokens", param="prompt")
     for param, ids in (
@@ -51,15 +57,16 @@ def resolve_max_tokens(config: ScheduleConfig, spec: SequenceSpec) -> int:
         if ids and not (min(ids) >= 0 and max(ids) < config.vocab_size):
             wrong = next(token for token in ids if not 0 <= token < config.vocab_size)
             raise RequestError(f"token id {wrong} is not in the vocabulary of {config.vocab_size}", param=param)
-    if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        raise RequestError(f"max_tokens must be at least 1, got {sampling.max_tokens}", param="max_tokens")
-    limit = config.max_total_tokens
+    if sampling.max_tokens is not None and sampling.max_tokens < 0:
+        raise RequestError(f"max_tokens must not be negative, got {sampling.max_tokens}", param="max_tokens")
     asked = 1 if sampling.max_tokens is None or sampling.cut_max_tokens else sampling.max_tokens
+    limit = config.max_total_tokens if asked else config.max_prompt_tokens
     if num_prompt + asked > limit:
         what = "the context length" if limit == config.context_length else "what the KV memory can hold"
         output = f" and max_tokens {asked}" if asked == sampling.max_tokens else " and one token of output"
+        exceed = f"{output} exceed" if asked else " exceeds"
         raise ContextLengthError(
-            f"a prompt of {num_prompt} tokens{output} exceed {what}, {limit} tokens",
+            f"a prompt of {num_prompt} tokens{exceed} {what}, {limit} tokens",
             param="prompt" if num_prompt >= limit else "max_tokens",
         )
     remaining = limit - num_prompt

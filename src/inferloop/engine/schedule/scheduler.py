@@ -124,7 +124,7 @@ class Scheduler:
     def propose(self, request_id: str, drafts: tuple[int, ...]) -> None:
         """Guess what follows a decoding sequence; its next step verifies as many as fit. Ignored for any other."""
         sequence = self._sequences.get(request_id)
-        if sequence is not None and sequence.slot != NO_SLOT and sequence.decoding:
+        if sequence is not None and sequence.slot != NO_SLOT and sequence.decoding and sequence.generates:
             sequence.drafts = drafts
 
     def schedule(self) -> StepPlan | None:
@@ -145,7 +145,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
-        """Take in what a step produced; returns one update for each sequence that gained tokens.
+        """Take in what a step produced; returns one update for each sequence that gained tokens, or ended.
 
         Drafts that were not accepted are rolled back by not counting their positions as computed.
         """
@@ -156,12 +156,16 @@ class Scheduler:
             if sequence.aborted:
                 self._vacate(sequence)
                 continue
+            if plan.prompt_rows is not None:
+                sequence.add_scores(result.prompt_logprobs[plan.prompt_rows.of(i)])
+            if sequence.spec.pool:
+                sequence.add_pooled(result.pooled_of(plan, i))
             sampled = result.tokens_of(i)
             num_planned = int(plan.offsets[i + 1] - plan.offsets[i]) - int(plan.num_drafts[i])
             sequence.num_computed += num_planned + max(0, len(sampled) - 1)
             sequence.drafts = ()
             self._publish(sequence)
-            if not sampled:
+            if not sampled and (sequence.generates or sequence.num_computed < sequence.num_known):
                 continue
             num_kept, finish_reason, stop_reason = sequence.accept(sampled)
             wants_logprobs = sequence.spec.sampling.num_logprobs is not None
@@ -174,6 +178,8 @@ class Scheduler:
                     stop_reason=stop_reason,
                     num_cached_tokens=sequence.num_cached_tokens,
                     num_preemptions=sequence.num_preemptions,
+                    prompt_logprobs=sequence.take_scores(),
+                    pooled=sequence.pooled,
                 )
             )
             if finish_reason is not None:
@@ -215,7 +221,8 @@ class Scheduler:
         present = {s.spec.request_id for s in [*self._running, *waiting]}
         assert present == set(self._sequences) and len(present) == len(self._running) + len(waiting), "lost a sequence"
         for s in self._running:
-            assert 0 <= s.num_computed < s.num_known and s.num_output < s.max_tokens, "computed more than is known"
+            assert 0 <= s.num_computed < s.num_known, "computed more than is known"
+            assert s.num_output < s.max_tokens or not s.generates, "generated more than was asked for"
         self._tables.check({s.slot: s.num_computed for s in holders})
 
     def _plan_running(self, preempted: list[str]) -> tuple[list[Chunk], int]:
@@ -290,8 +297,7 @@ class Scheduler:
         """The known beginning to start from when the sequence may enter now, else None."""
         if not self._free_slots:
             return None
-        # The last known token is always computed: its hidden state is what the next one is sampled from.
-        match = self._tables.find(sequence.spec.namespace, sequence.token_ids, sequence.num_known - 1)
+        match = self._tables.find(sequence.spec.namespace, sequence.token_ids, sequence.num_reusable)
         num_missing = self._tables.blocks_for(sequence.num_known) - len(match.nodes)
         num_free = self._tables.num_free - match.num_idle  # what it starts from can no longer make room
         return match if may_admit(num_missing, num_free, len(self._running)) else None
@@ -306,7 +312,7 @@ class Scheduler:
             sequence.num_computed += match.num_partial
         if not sequence.num_preemptions:
             sequence.num_cached_tokens = sequence.num_computed
-            self.num_prefix_queries += sequence.num_known
+            self.num_prefix_queries += sequence.num_known if sequence.num_reusable else 0
             self.num_prefix_hits += sequence.num_computed
         bisect.insort(self._running, sequence, key=lambda s: s.order)
 

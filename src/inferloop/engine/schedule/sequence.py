@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inferloop.core.request import FinishReason, Sampling
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.radix import Namespace
-from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.engine.schedule.step import Float64, TokenLogprob
 
 NO_SLOT = -1
 
@@ -25,11 +25,14 @@ class SequenceSpec:
     """Sequences share beginnings only within one namespace: tagged, so that no two kinds of name can collide."""
     mask: Mask | None = None
     """At the state before the first output token; the sequence moves it on."""
+    pool: bool = False
+    """Sum the last hidden states of the prompt; goes with max_tokens 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """What one step added to one sequence. An end token that was generated is among `token_ids`."""
+    """What one step added to one sequence. An end token that was generated is among `token_ids`; one that generates
+    nothing has a single update, without tokens, when its prompt is computed."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -39,6 +42,10 @@ class SequenceUpdate:
     """The stop_token_ids entry that ended it; None for the model's own end token and for a length stop."""
     num_cached_tokens: int
     num_preemptions: int
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of the prompt's tokens from the second on; once, in the first update, when asked for."""
+    pooled: Float64 | None = None
+    """The sum that `pool` asked for, (hidden,)."""
 
 
 class Sequence:
@@ -46,6 +53,9 @@ class Sequence:
 
     `num_computed` positions have their keys and values in the cache; it chases `num_known`, the prompt and output so
     far. Prefill, decode and resuming after preemption differ in nothing but the distance between the two.
+
+    The log-probabilities of the first `num_scored` prompt tokens after the first are known already, and stay so through
+    preemption; `pooled` is the sum over all `num_computed` positions, and starts again with them.
     """
 
     __slots__ = (
@@ -57,6 +67,9 @@ class Sequence:
         "num_cached_tokens",
         "num_computed",
         "num_preemptions",
+        "num_scored",
+        "pooled",
+        "prompt_logprobs",
         "seen_counts",
         "slot",
         "spec",
@@ -74,6 +87,9 @@ class Sequence:
         self.num_computed = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_scored = 0
+        self.prompt_logprobs: list[TokenLogprob] | None = None if sampling.num_prompt_logprobs is None else []
+        self.pooled: Float64 | None = None
         self.slot = NO_SLOT
         self.aborted = False
         penalized = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
@@ -97,17 +113,59 @@ class Sequence:
         return self.max_tokens - self.num_output
 
     @property
+    def _num_to_score(self) -> int:
+        return len(self.spec.prompt_token_ids) - 1
+
+    @property
+    def generates(self) -> bool:
+        """False: only its prompt is of interest."""
+        return self.max_tokens > 0
+
+    @property
+    def num_reusable(self) -> int:
+        """How many of the known tokens may be taken from the cache. Never the last, whose hidden state is what the next
+        one is sampled from, and none whose logits or hidden state are themselves wanted."""
+        if self.spec.pool:
+            return 0
+        missing = self.spec.sampling.num_prompt_logprobs is not None and self.num_scored < self._num_to_score
+        return self.num_scored if missing else self.num_known - 1
+
+    @property
     def decoding(self) -> bool:
         """Exactly the newest token waits to be computed."""
         return len(self.token_ids) - self.num_computed == 1
 
+    def to_score(self, num: int) -> range:
+        """Positions among the next `num` to compute whose logits tell about a prompt token not known about yet."""
+        if self.spec.sampling.num_prompt_logprobs is None:
+            return range(0)
+        assert self.num_computed <= self.num_scored or self.num_scored == self._num_to_score, "values were skipped"
+        return range(self.num_scored, min(self.num_computed + num, self._num_to_score))
+
+    def add_scores(self, values: tuple[TokenLogprob, ...]) -> None:
+        """What `to_score` asked for."""
+        if values:
+            assert self.prompt_logprobs is not None, "values that nobody waits for"
+            self.prompt_logprobs.extend(values)
+            self.num_scored += len(values)
+
+    def add_pooled(self, values: Float64) -> None:
+        self.pooled = values if self.pooled is None else self.pooled + values
+
+    def take_scores(self) -> tuple[TokenLogprob, ...] | None:
+        """All of the prompt's values, the first time when they are wanted, else None."""
+        found, self.prompt_logprobs = self.prompt_logprobs, None
+        return None if found is None else tuple(found)
+
     def accept(self, sampled: list[int]) -> tuple[int, FinishReason | None, int | None]:
         """Append sampled tokens left to right until one ends the sequence; a stop is seen before the length cap.
-        A mask that fails ends it as an error, before either.
+        A mask that fails ends it as an error, before either. One that generates nothing has ended with its prompt.
 
         Returns (how many were kept, finish reason, stop reason).
         """
         sampling = self.spec.sampling
+        if not self.generates:
+            return 0, "stop" if self.spec.pool else "length", None
         for num_kept, token in enumerate(sampled, start=1):
             self.token_ids.append(token)
             if self.spec.mask is not None:
@@ -125,4 +183,5 @@ class Sequence:
     def reset_computed(self) -> None:
         """Forget the cache, keep every token: what preemption by recompute does."""
         self.num_computed = 0
+        self.pooled = None
         self.drafts = ()

@@ -25,6 +25,7 @@ Int64 = NDArray[np.int64]
 UInt32 = NDArray[np.uint32]
 UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 UInt8 = NDArray[np.uint8]
 BlockData = UInt8
 """The keys and values of one block in every layer and KV group, as `RunnerInfo.block_bytes` bytes in an order that is
@@ -74,6 +75,23 @@ class BlockLoads:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Flat tokens of a plan that are followed by a known token of their prompt, whose log-probability is wanted:
+    `targets[r]` after everything up to `flat[r]`, and the `num_top[r]` likeliest in its place. All have one length."""
+
+    flat: Int32
+    owners: Int32
+    """Which sequence of the plan each is of; never decreasing."""
+    targets: Int32
+    num_top: Int32
+
+    def of(self, i: int) -> slice:
+        """The rows of sequence i."""
+        low, high = np.searchsorted(self.owners, [i, i + 1]).tolist()
+        return slice(low, high)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Values only; the runner must not keep references past `wait`."""
 
@@ -96,6 +114,10 @@ class StepPlan:
     saves: tuple[Int32, ...] = ()
     """Per KV group the blocks (m) whose content is wanted as it is after the step; none of them can change any more.
     Empty when there are none."""
+    prompt_rows: PromptRows | None = None
+    pooled: Int32 | None = None
+    """Sequences of the plan (their places, ascending) whose tokens' last hidden states are to be summed. None for none,
+    as with `prompt_rows`, so that a runner may take its fast path."""
 
     @property
     def num_sequences(self) -> int:
@@ -108,23 +130,35 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability (natural, after penalties, bias and mask, before temperature) of one sampled token."""
+    """Log-probability (natural) of one token, and the likeliest in its place, best first. Of a sampled token: after
+    penalties, bias and mask, before temperature. Of a prompt's token: of the logits as they are."""
 
     chosen: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None = None
+    """One more than the number of likelier tokens; told for a prompt's tokens only."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Sequence i of the plan produced token_ids[offsets[i]:offsets[i+1]]: none for a chunk that does not finish the
     known tokens, one for plain decode, up to 1 + num_drafts[i] for verification. `logprobs[i]` matches, when asked.
-    `saved[j]` is the content of the j-th block of the plan's `saves`."""
+    `saved[j]` is the content of the j-th block of the plan's `saves`.
+    `prompt_logprobs` matches the plan's `prompt_rows`, and row k of `pooled`, (len(plan.pooled), hidden), is the sum of
+    what sequence plan.pooled[k] computed in this step, after the model's final norm."""
 
     step_id: int
     offsets: Int32
     token_ids: Int32
     logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
     saved: tuple[BlockData, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    pooled: Float64 | None = None
+
+    def pooled_of(self, plan: StepPlan, i: int) -> Float64:
+        assert self.pooled is not None and plan.pooled is not None, "nothing was pooled"
+        row: Float64 = self.pooled[np.searchsorted(plan.pooled, i)]
+        return row
 
     def tokens_of(self, i: int) -> list[int]:
         return [int(t) for t in self.token_ids[self.offsets[i] : self.offsets[i + 1]]]

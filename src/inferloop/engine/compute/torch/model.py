@@ -51,6 +51,13 @@ class Decoder:
             x = self._rowwise(lambda x, a, layer=layer: self._finish(layer, x, a), x, attended)
         return x[:num_rows]
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """What `hidden` returns after the final norm, same shape."""
+        num_rows = len(hidden)
+        if self._tiled:
+            hidden = F.pad(hidden, (0, 0, 0, -num_rows % TILE_ROWS))
+        return self._rowwise(self._norm, hidden)[:num_rows]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, vocab) in the weights' dtype."""
         num_rows = len(hidden)
@@ -94,4 +101,7 @@ class Decoder:
         return x + layer.down(F.silu(gate) * up)
 
     def _head(self, hidden: Tensor) -> Tensor:
-        return self._weights.head(F.rms_norm(hidden, (hidden.shape[-1],), self._weights.norm, self._eps))
+        return self._weights.head(self._norm(hidden))
+
+    def _norm(self, hidden: Tensor) -> Tensor:
+        return F.rms_norm(hidden, (hidden.shape[-1],), self._weights.norm, self._eps)

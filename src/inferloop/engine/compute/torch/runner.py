@@ -16,6 +16,7 @@ from inferloop.engine.compute.torch.attention import PagedCache, StepAttention, 
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.layout import block_layout
 from inferloop.engine.compute.torch.model import Decoder
+from inferloop.engine.compute.torch.prompts import Scores, add_up, read_scores, rows_to_pool, score
 from inferloop.engine.compute.torch.rope import rope_tables
 from inferloop.engine.compute.torch.sampler import SampleRows, logprobs_of, sample, sample_rows
 from inferloop.engine.compute.torch.weights import ModelWeights, Progress, load_weights
@@ -33,6 +34,8 @@ class _Submitted:
     token_ids: Tensor | None
     logits: Tensor | None
     saved: Tensor | None
+    scores: list[Scores]
+    to_pool: list[Tensor]
 
 
 class TorchRunner:
@@ -72,6 +75,7 @@ class TorchRunner:
             context_length=context_length,
             block_size=config.block_size,
             num_blocks=num_blocks,
+            hidden_size=shape.hidden_size,
             weight_bytes=weights.num_bytes,
             kv_bytes=self._cache.num_bytes,
             block_bytes=self._cache.num_bytes // num_blocks,
@@ -108,12 +112,13 @@ class TorchRunner:
         rows = sample_rows(plan)
         hidden = self._forward(plan)
         saved = self._cache.save(plan.saves[0]) if plan.saves else None
-        if not len(rows.flat):
-            self._submitted = _Submitted(plan, rows, None, None, saved)
-            return
-        picked = hidden if len(rows.flat) == len(hidden) else hidden[torch.from_numpy(rows.flat).to(self._device)]
-        token_ids, logits = sample(self._decoder.logits(picked), plan, rows)
-        self._submitted = _Submitted(plan, rows, token_ids, logits, saved)
+        scores = [] if plan.prompt_rows is None else score(hidden, plan.prompt_rows, self._decoder.logits)
+        to_pool = [self._decoder.normed(hidden[some]) for some in rows_to_pool(plan)]
+        token_ids = logits = None
+        if len(rows.flat):
+            picked = hidden if len(rows.flat) == len(hidden) else hidden[torch.from_numpy(rows.flat).to(self._device)]
+            token_ids, logits = sample(self._decoder.logits(picked), plan, rows)
+        self._submitted = _Submitted(plan, rows, token_ids, logits, saved, scores, to_pool)
 
     @torch.inference_mode()
     def wait(self) -> StepResult:
@@ -131,6 +136,8 @@ class TorchRunner:
             logprobs=_logprobs(done, accepted),
             # A copy each, so that those that are kept do not keep the rest of them in memory.
             saved=() if done.saved is None else tuple(row.copy() for row in done.saved.cpu().numpy()),
+            prompt_logprobs=() if plan.prompt_rows is None else read_scores(done.scores, plan.prompt_rows),
+            pooled=add_up(done.to_pool),
         )
 
     def logits(self, plan: StepPlan) -> Tensor:
