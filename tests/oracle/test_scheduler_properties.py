@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,15 +12,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inferloop.core.errors import ContextLengthError, OverloadedError
-from inferloop.core.request import Sampling
+from inferloop.core.request import BATCH_PRIORITY, Sampling
 from inferloop.engine.compute.echo import EchoRunner, continuation, hidden_state, prompt_logprob
 from inferloop.engine.schedule.blocks import BlockPool
-from inferloop.engine.schedule.policy import ScheduleConfig
+from inferloop.engine.schedule.pace import StepLimits, StepTime, TimeLimit
+from inferloop.engine.schedule.policy import BACKGROUND_EVERY, ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import StepPlan
 
 VOCAB = 13
+LIMITS = st.builds(
+    lambda foreground, background: StepLimits(
+        *(None if ms is None else TimeLimit(float(ms), StepTime(1.0, 1.0, 0.05)) for ms in (foreground, background))
+    ),
+    st.sampled_from([None, None, 0, 3]),
+    st.sampled_from([None, None, 0, 3]),
+)
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -64,7 +73,7 @@ class Machine(RuleBasedStateMachine):
         kind=st.integers(0, 2),
         num_out=st.integers(0, 8),
         num_scores=st.sampled_from([None, None, 0, 2]),
-        priority=st.sampled_from([0, 0, 0, 1]),
+        priority=st.sampled_from([0, 0, 0, 1, BATCH_PRIORITY]),
     )
     def add(self, num_prompt: int, kind: int, num_out: int, num_scores: int | None, priority: int) -> None:
         name = f"r{self.num_added}"
@@ -81,7 +90,9 @@ class Machine(RuleBasedStateMachine):
             assert num_prompt + num_out > limit
             return
         except OverloadedError:
-            assert len(self.scheduler.request_ids) == self.config.max_sequences + self.config.max_waiting
+            limit = self.config.max_sequences + self.config.max_waiting
+            ahead = [s for s in self.specs.values() if priority == BATCH_PRIORITY or s.priority < BATCH_PRIORITY]
+            assert len(ahead) >= limit
             return
         self.num_added += 1
         self.specs[name] = spec
@@ -104,10 +115,10 @@ class Machine(RuleBasedStateMachine):
             right = continuation([*spec.prompt_token_ids, *done], num_right, VOCAB)
             self.scheduler.propose(name, (*right, data.draw(st.integers(0, VOCAB - 1))))
 
-    @rule()
+    @rule(limits=LIMITS)
     @precondition(lambda self: self.plan is None)
-    def schedule(self) -> None:
-        self.plan = self.scheduler.schedule()
+    def schedule(self, limits: StepLimits) -> None:
+        self.plan = self.scheduler.schedule(limits)
         if self.plan is None:
             assert not self.specs
             return
@@ -159,7 +170,7 @@ class Machine(RuleBasedStateMachine):
             return
         for _ in range(2000):
             if self.plan is None:
-                self.schedule()
+                self.schedule(limits=StepLimits())
             if self.plan is None:
                 break
             self.commit()
@@ -236,27 +247,35 @@ def test_outputs_do_not_depend_on_budget_pool_or_chunks(seed: int) -> None:
 
 
 @given(
-    seed=st.integers(0, 10**6), num=st.integers(1, 5), num_blocks=st.integers(9, 20), max_sequences=st.integers(1, 4)
+    seed=st.integers(0, 10**6),
+    num=st.integers(1, 5),
+    num_jobs=st.integers(0, 3),
+    num_blocks=st.integers(14, 24),
+    max_sequences=st.integers(1, 4),
+    limits=LIMITS,
 )
 @QUIET
-def test_horizon_equals_single_steps(seed: int, num: int, num_blocks: int, max_sequences: int) -> None:
+def test_horizon_equals_single_steps(
+    seed: int, num: int, num_jobs: int, num_blocks: int, max_sequences: int, limits: StepLimits
+) -> None:
     config = ScheduleConfig(
         vocab_size=VOCAB,
-        context_length=32,
+        context_length=64,
         block_size=4,
         num_blocks=num_blocks,
         max_step_tokens=3,
         max_sequences=max_sequences,
     )
     scheduler = Scheduler(config)
-    runner = EchoRunner(vocab_size=VOCAB, context_length=32, block_size=4, num_blocks=num_blocks)
-    for spec in workload(seed, num):
-        scheduler.add(spec)
+    runner = EchoRunner(vocab_size=VOCAB, context_length=64, block_size=4, num_blocks=num_blocks)
+    specs = workload(seed, num + num_jobs)
+    for spec in specs[num:]:
+        scheduler.add(replace(spec, priority=BATCH_PRIORITY))
 
     def advance() -> tuple[list[int], bool, bool]:
         """(slots, is it plain decode without admission or preemption, did anybody finish)."""
         preempted_before = scheduler.num_preemptions
-        plan = scheduler.schedule()
+        plan = scheduler.schedule(limits)
         if plan is None:
             return [], False, False
         runner.submit(plan)
@@ -266,8 +285,12 @@ def test_horizon_equals_single_steps(seed: int, num: int, num_blocks: int, max_s
         plain = plain and bool((plan.sample_rows >= 0).all())
         return plan.slots.tolist(), plain, any(u.finish_reason for u in updates)
 
+    for _ in range(seed % 9 if num_jobs else 0):
+        advance()
+    for spec in specs[:num]:
+        scheduler.add(replace(spec, sampling=Sampling(max_tokens=1 + 3 * (spec.sampling.max_tokens or 0))))
     while scheduler.request_ids:
-        num_ahead = scheduler.horizon()
+        num_ahead = scheduler.horizon(limits)
         if not num_ahead:
             advance()
             continue
@@ -275,9 +298,12 @@ def test_horizon_equals_single_steps(seed: int, num: int, num_blocks: int, max_s
         assert all(plain for _, plain, _ in steps)
         assert all(slots == steps[0][0] for slots, _, _ in steps)
         assert not any(finished for _, _, finished in steps[:-1])
+        may_be_turn = scheduler.has_foreground and any(s.background for s in scheduler._sequences.values())
         if not steps[-1][2] and scheduler.request_ids:
+            turns_before = scheduler._num_paused_steps
             slots, plain, _ = advance()
-            assert not plain or slots != steps[0][0], "the horizon was shorter than it could be"
+            was_turn = may_be_turn and turns_before == BACKGROUND_EVERY - 1
+            assert was_turn or not plain or slots != steps[0][0], "the horizon was shorter than it could be"
 
 
 def test_shared_blocks_are_freed_by_their_last_holder() -> None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 from inferloop.core.clock import Clock
 from inferloop.core.errors import EngineError, OverloadedError, RequestError
-from inferloop.core.request import FinishReason, TokenRequest
+from inferloop.core.request import BATCH_PRIORITY, FinishReason, TokenRequest
+from inferloop.core.units import NS_PER_MS
 from inferloop.engine.compute.runner import Runner, RunnerInfo
 from inferloop.engine.schedule.mask import Mask
-from inferloop.engine.schedule.policy import ScheduleConfig, resolve_max_tokens
+from inferloop.engine.schedule.policy import ScheduleConfig, has_room, resolve_max_tokens
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import Float64, TokenLogprob
@@ -67,6 +68,7 @@ class _Tracked:
     """Times of one request that the scheduler, which has no clock, cannot know."""
 
     num_prompt_tokens: int
+    background: bool = False
     t_scheduled_ns: int | None = None
     t_preempted_ns: int | None = None
     preempted_ns: int = 0
@@ -156,9 +158,11 @@ class Engine:
                 raise OverloadedError("the engine is stopping", retry_after_s=self._config.retry_after_s)
             if spec.request_id in self._tracked:
                 raise RequestError(f"request id {spec.request_id!r} is already in use", param="request_id")
-            if len(self._tracked) >= self._config.max_sequences + self._config.max_waiting:
+            background = spec.priority >= BATCH_PRIORITY
+            num_background = sum(tracked.background for tracked in self._tracked.values())
+            if not has_room(self._config, len(self._tracked), num_background, background):
                 raise OverloadedError("the queue is full", retry_after_s=self._config.retry_after_s)
-            self._tracked[spec.request_id] = _Tracked(len(spec.prompt_token_ids))
+            self._tracked[spec.request_id] = _Tracked(len(spec.prompt_token_ids), background)
             self._inbox.append(spec)
             self._changed.notify_all()
 
@@ -317,6 +321,7 @@ def _spec_of(request: TokenRequest, mask: Mask | None) -> SequenceSpec:
         sampling=request.sampling,
         seed=secrets.randbits(64) if seed is None else seed & 0xFFFF_FFFF_FFFF_FFFF,
         priority=request.priority,
+        arrived_ms=request.t_engine_in_ns // NS_PER_MS,
         namespace=("salt", request.cache_salt) if request.cache_salt else (),
         mask=mask,
         pool=request.pool,

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from inferloop.core.errors import ContextLengthError, RequestError
 from inferloop.engine.schedule.sequence import Sequence, SequenceSpec
 
+BACKGROUND_EVERY = 20
+"""One step in so many takes background work along while others are served: a row or a small chunk, some percent of a
+step, and twenty steps are well under the seconds after which a batch job's caller would take it for dead."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleConfig:
@@ -86,3 +90,10 @@ def may_admit(num_missing: int, num_free: int, num_running: int) -> bool:
     """A sequence enters only with room for all its known tokens and one block of growth for each that runs, lest the
     next step must preempt what this one admitted."""
     return num_missing + num_running <= num_free
+
+
+def has_room(config: ScheduleConfig, num_present: int, num_background: int, background: bool) -> bool:
+    """Whether one more may run or wait. Background work counts for itself only: however much of it is queued, nobody
+    else is turned away for it."""
+    num_before = num_present if background else num_present - num_background
+    return num_before < config.max_sequences + config.max_waiting

@@ -5,6 +5,9 @@ the budget on sequences that are further behind (a chunk of a prompt, or a resum
 blocks run out the last in order gives way: it returns to the queue with its tokens, ahead of later arrivals, and
 computes them again. A sequence takes the blocks of all its known tokens when it is admitted, so only decoding can run
 out of them, and the first in order can always go on: every step makes progress.
+
+Background sequences stand behind all others. While anybody else runs or waits they pause, keeping their blocks until
+those or their slots are wanted; only in every BACKGROUND_EVERY-th step one of them gets a little further.
 """
 
 from __future__ import annotations
@@ -15,14 +18,27 @@ from dataclasses import dataclass
 
 from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.engine.schedule.blocks import BlockTables
-from inferloop.engine.schedule.build import Chunk, Copy, build_plan
-from inferloop.engine.schedule.policy import ScheduleConfig, choose_victim, may_admit, resolve_max_tokens
+from inferloop.engine.schedule.build import Copy, build_plan
+from inferloop.engine.schedule.outline import Outline
+from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits, TimeLimit
+from inferloop.engine.schedule.policy import (
+    BACKGROUND_EVERY,
+    ScheduleConfig,
+    choose_victim,
+    has_room,
+    may_admit,
+    resolve_max_tokens,
+)
+from inferloop.engine.schedule.queue import WaitQueue
 from inferloop.engine.schedule.radix import Match
 from inferloop.engine.schedule.sequence import NO_SLOT, Sequence, SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import StepPlan, StepResult
 
 _COPY_ABOVE_SHARE = 0.25
 """A block is copied when at least this share of it is of use; below, computing those few tokens is as cheap."""
+
+
+NO_LIMITS = StepLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +75,12 @@ class Scheduler:
         )
         self._copies: list[Copy] = []
         self._sequences: dict[str, Sequence] = {}
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self._waiting = WaitQueue()
         self._running: list[Sequence] = []
         self._free_slots = list(range(config.max_sequences))
         self._num_arrived = 0
+        self._num_background = 0
+        self._num_paused_steps = 0
         self._num_steps = 0
         self._in_flight: _InFlight | None = None
 
@@ -90,17 +108,18 @@ class Scheduler:
         """Queue a sequence.
 
         Raises RequestError or ContextLengthError for what can never be served, OverloadedError when as many are
-        already here as may run and wait.
+        already here as may run and wait (of its class, or altogether for background work).
         """
         max_tokens = resolve_max_tokens(self.config, spec)
         if spec.request_id in self._sequences:
             raise RequestError(f"request id {spec.request_id!r} is already in use", param="request_id")
-        if len(self._sequences) >= self.config.max_sequences + self.config.max_waiting:
-            raise OverloadedError("the queue is full", retry_after_s=self.config.retry_after_s)
         sequence = Sequence(spec, self._num_arrived, max_tokens, self._eos)
+        if not has_room(self.config, len(self._sequences), self._num_background, sequence.background):
+            raise OverloadedError("the queue is full", retry_after_s=self.config.retry_after_s)
         self._num_arrived += 1
+        self._num_background += sequence.background
         self._sequences[spec.request_id] = sequence
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        self._waiting.push(sequence)
 
     def abort(self, request_id: str) -> bool:
         """Drop a sequence, wherever it is. Blocks that a step in flight still writes are returned by its commit.
@@ -110,9 +129,9 @@ class Scheduler:
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
+        self._num_background -= sequence.background
         if sequence.slot == NO_SLOT:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
-            heapq.heapify(self._waiting)
+            self._waiting.remove(sequence)
             return True
         self._running.remove(sequence)
         if self._in_flight is not None and sequence in self._in_flight.sequences:
@@ -127,21 +146,26 @@ class Scheduler:
         if sequence is not None and sequence.slot != NO_SLOT and sequence.decoding and sequence.generates:
             sequence.drafts = drafts
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self, limits: StepLimits = NO_LIMITS) -> StepPlan | None:
         """The next step, or None when there is nothing to do. Allocates blocks, admits and preempts."""
         assert self._in_flight is None, "commit the plan in flight first"
-        admitted, preempted = list[str](), list[str]()
-        chunks, budget = self._plan_running(preempted)
-        if not preempted:
-            self._plan_admissions(chunks, budget, admitted)
-        self.changes = StepChanges(tuple(admitted), tuple(preempted))
-        if not chunks:
+        step = Outline(self.config.max_step_tokens)
+        in_background = not self.has_foreground
+        self._plan_running(step, in_background, limits)
+        if all(self._sequences[name].background != in_background for name in step.preempted):
+            self._plan_admissions(step, in_background)
+        if in_background or not self._num_background:
+            self._num_paused_steps = 0
+        else:
+            self._plan_background_turn(step)
+        self.changes = StepChanges(tuple(step.admitted), tuple(step.preempted))
+        if not step.chunks:
             assert not self._sequences, "sequences are left but none can go on"
             return None
         copies, self._copies = self._copies, []
         self._num_steps += 1
-        plan = build_plan(self._num_steps, chunks, self._tables, copies, self.config.vocab_size)
-        self._in_flight = _InFlight(plan, [sequence for sequence, _ in chunks])
+        plan = build_plan(self._num_steps, step.chunks, self._tables, copies, self.config.vocab_size)
+        self._in_flight = _InFlight(plan, [sequence for sequence, _ in step.chunks])
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
@@ -184,29 +208,36 @@ class Scheduler:
             )
             if finish_reason is not None:
                 del self._sequences[sequence.spec.request_id]
+                self._num_background -= sequence.background
                 self._running.remove(sequence)
                 self._vacate(sequence)
         return updates
 
-    def horizon(self) -> int:
+    def horizon(self, limits: StepLimits = NO_LIMITS) -> int:
         """How many coming steps, this state onward, plan the same sequences with one token each.
 
-        Holds without arrivals, aborts, drafts and tokens that end a sequence early: up to and including the step whose
-        commit completes a sequence by length. 0 when the next step admits, prefills, preempts or has no blocks left.
+        Holds without arrivals, aborts, drafts, other limits and tokens that end a sequence early: up to and including
+        the step whose commit completes a sequence by length. 0 when the next step admits, prefills, preempts, has no
+        blocks left or is a turn of background work.
         """
         assert self._in_flight is None, "commit the plan in flight first"
-        if not self._running or any(not s.decoding or s.drafts for s in self._running):
+        in_background = not self.has_foreground
+        stepping = self._class_running(in_background)
+        if not stepping or any(not s.decoding or s.drafts for s in stepping):
             return 0
-        stepping = self._running[: self.config.max_step_tokens]
-        spare_budget = self.config.max_step_tokens > len(stepping)
-        if spare_budget and self._waiting and self._admissible(self._waiting[0][1]) is not None:
-            return 0
+        stepping = stepping[: min(self.config.max_step_tokens, self._num_decodes_allowed(limits, in_background))]
+        head = self._head(in_background)
+        if head is not None and self.config.max_step_tokens > len(stepping):
+            evicts = not in_background and self._running[-1].background
+            if evicts or self._admissible(head) is not None:
+                return 0
         low, high = 0, min(s.num_remaining for s in stepping)
         while low < high:
             middle = (low + high + 1) // 2
             num_missing = sum(self._tables.num_missing(s.slot, s.num_known + middle - 1) for s in stepping)
             low, high = (middle, high) if num_missing <= self._tables.num_free else (low, middle - 1)
-        return low
+        pauses = self._num_background and not in_background
+        return min(low, BACKGROUND_EVERY - 1 - self._num_paused_steps) if pauses else low
 
     def check(self) -> None:
         """Assert every invariant: blocks, slots and queues add up. For tests and debugging."""
@@ -215,37 +246,52 @@ class Scheduler:
         slots = [s.slot for s in holders]
         assert len(set(slots)) == len(slots) and NO_SLOT not in slots, "a slot is used twice"
         assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_sequences)), "a slot is leaked"
-        waiting = [s for _, s in self._waiting]
+        waiting = list(self._waiting)
+        self._waiting.check()
         assert all(s.slot == NO_SLOT and s.num_computed == 0 for s in waiting), "a waiting sequence holds memory"
         assert self._running == sorted(self._running, key=lambda s: s.order), "running is out of order"
         present = {s.spec.request_id for s in [*self._running, *waiting]}
         assert present == set(self._sequences) and len(present) == len(self._running) + len(waiting), "lost a sequence"
+        assert self._num_background == sum(s.background for s in self._sequences.values()), "classes miscounted"
         for s in self._running:
             assert 0 <= s.num_computed < s.num_known, "computed more than is known"
             assert s.num_output < s.max_tokens or not s.generates, "generated more than was asked for"
         self._tables.check({s.slot: s.num_computed for s in holders})
 
-    def _plan_running(self, preempted: list[str]) -> tuple[list[Chunk], int]:
-        """Decoding sequences first, then those further behind; each in order. Appends to `preempted`."""
-        budget = self.config.max_step_tokens
-        chunks: list[Chunk] = []
-        planned: set[int] = set()
-        for sequence in [s for s in self._running if s.decoding]:
-            if budget == 0:
+    @property
+    def has_foreground(self) -> bool:
+        """Whether anybody runs or waits who is not background work."""
+        return len(self._sequences) > self._num_background
+
+    def _class_running(self, in_background: bool) -> list[Sequence]:
+        """Who computes in the next step, turns of background work aside."""
+        return [s for s in self._running if s.background == in_background]
+
+    def _head(self, in_background: bool) -> Sequence | None:
+        head = self._waiting.head
+        return head if head is not None and head.background == in_background else None
+
+    def _num_decodes_allowed(self, limits: StepLimits, in_background: bool) -> int:
+        """Nobody's tokens are held back in the foreground, whatever a step takes."""
+        limit = limits.background if in_background else None
+        return self.config.max_sequences if limit is None else limit.num_decodes()
+
+    def _plan_running(self, step: Outline, in_background: bool, limits: StepLimits) -> None:
+        """Decoding sequences first, then those further behind; each in order."""
+        running = self._class_running(in_background)
+        decoding = [s for s in running if s.decoding]
+        for sequence in decoding[: self._num_decodes_allowed(limits, in_background)]:
+            if step.budget == 0:
                 break
             if sequence.slot == NO_SLOT:
                 continue  # gave way earlier in this loop
-            sequence.drafts = sequence.drafts[: self._num_drafts_allowed(sequence, budget - 1)]
-            if self._make_room(sequence, planned, preempted):
-                chunks.append((sequence, 1))
-                planned.add(sequence.slot)
-                budget -= 1 + len(sequence.drafts)
-        for sequence in [s for s in self._running if not s.decoding]:
-            num = min(budget, sequence.num_known - sequence.num_computed)
-            if num:
-                chunks.append((sequence, num))
-                budget -= num
-        return chunks, budget
+            sequence.drafts = sequence.drafts[: self._num_drafts_allowed(sequence, step.budget - 1)]
+            if self._make_room(sequence, step):
+                step.decode(sequence)
+        limit: TimeLimit | None = limits.background if in_background else limits.foreground if step.chunks else None
+        step.prefill = step.budget if limit is None else limit.num_prefill(len(step.chunks))
+        for sequence in [s for s in running if s.slot != NO_SLOT and not s.decoding]:
+            step.extend(sequence)
 
     def _num_drafts_allowed(self, sequence: Sequence, budget: int) -> int:
         """Within the budget, short of max_tokens, and not across min_tokens: a step has one set of forbidden ids. None
@@ -256,7 +302,7 @@ class Scheduler:
         num_forced = sequence.spec.sampling.min_tokens - sequence.num_output
         return min(allowed, num_forced - 1) if num_forced > 0 else allowed
 
-    def _make_room(self, sequence: Sequence, planned: set[int], preempted: list[str]) -> bool:
+    def _make_room(self, sequence: Sequence, step: Outline) -> bool:
         """Blocks for everything known and drafted, taken from those behind when none is free."""
         while True:
             num = self._tables.num_missing(sequence.slot, sequence.num_known + len(sequence.drafts))
@@ -266,32 +312,48 @@ class Scheduler:
             if sequence.drafts:
                 sequence.drafts = ()  # a guess is worth nobody's work
                 continue
-            victim = choose_victim(self._running, sequence, planned)
+            victim = choose_victim(self._running, sequence, step.slots)
             if victim is None:
                 return False
-            self._preempt(victim)
-            preempted.append(victim.spec.request_id)
+            self._preempt(victim, step)
 
-    def _preempt(self, victim: Sequence) -> None:
+    def _preempt(self, victim: Sequence, step: Outline) -> None:
         self._running.remove(victim)
         self._vacate(victim)
         victim.reset_computed()
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        heapq.heappush(self._waiting, (victim.order, victim))
+        self._waiting.push(victim)
+        step.preempted.append(victim.spec.request_id)
 
-    def _plan_admissions(self, chunks: list[Chunk], budget: int, admitted: list[str]) -> None:
-        """In order, and nobody overtakes a head that does not fit: that is what keeps long prompts from starving."""
-        while budget and self._waiting:
-            match = self._admissible(self._waiting[0][1])
+    def _plan_admissions(self, step: Outline, in_background: bool) -> None:
+        """In order, and nobody overtakes a head that does not fit: that is what keeps long prompts from starving.
+        Background work makes room for it, though."""
+        while step.budget and step.prefill and (head := self._head(in_background)) is not None:
+            match = self._admissible(head)
+            while match is None and self._running and self._running[-1].background and not in_background:
+                self._preempt(self._running[-1], step)
+                match = self._admissible(head)
             if match is None:
                 return
-            _, sequence = heapq.heappop(self._waiting)
-            self._admit(sequence, match)
-            num = min(budget, sequence.num_known - sequence.num_computed)
-            chunks.append((sequence, num))
-            budget -= num
-            admitted.append(sequence.spec.request_id)
+            self._admit(self._waiting.pop(), match, step)
+
+    def _plan_background_turn(self, step: Outline) -> None:
+        """Every so often the first of those that pause gets a little further, or one is let in when none runs. It takes
+        nothing that another wants, so its turn may be lost."""
+        self._num_paused_steps = (self._num_paused_steps + 1) % BACKGROUND_EVERY
+        if self._num_paused_steps or step.preempted or not step.budget:
+            return
+        step.prefill = MIN_PREFILL_TOKENS
+        paused, head = self._class_running(in_background=True), self._waiting.head
+        if paused and paused[0].decoding:
+            paused[0].drafts = ()
+            if self._make_room(paused[0], step):
+                step.decode(paused[0])
+        elif paused:
+            step.extend(paused[0])
+        elif head is not None and head.background and (match := self._admissible(head)) is not None:
+            self._admit(self._waiting.pop(), match, step)
 
     def _admissible(self, sequence: Sequence) -> Match | None:
         """The known beginning to start from when the sequence may enter now, else None."""
@@ -300,9 +362,10 @@ class Scheduler:
         match = self._tables.find(sequence.spec.namespace, sequence.token_ids, sequence.num_reusable)
         num_missing = self._tables.blocks_for(sequence.num_known) - len(match.nodes)
         num_free = self._tables.num_free - match.num_idle  # what it starts from can no longer make room
-        return match if may_admit(num_missing, num_free, len(self._running)) else None
+        num_growing = sum(s.background <= sequence.background for s in self._running)
+        return match if may_admit(num_missing, num_free, num_growing) else None
 
-    def _admit(self, sequence: Sequence, match: Match) -> None:
+    def _admit(self, sequence: Sequence, match: Match, step: Outline) -> None:
         slot = sequence.slot = heapq.heappop(self._free_slots)
         self._tables.attach(slot, match)
         self._tables.grow(slot, self._tables.num_missing(slot, sequence.num_known))
@@ -315,6 +378,8 @@ class Scheduler:
             self.num_prefix_queries += sequence.num_known if sequence.num_reusable else 0
             self.num_prefix_hits += sequence.num_computed
         bisect.insort(self._running, sequence, key=lambda s: s.order)
+        step.admitted.append(sequence.spec.request_id)
+        step.extend(sequence)
 
     def _publish(self, sequence: Sequence) -> None:
         """Let others start from what is computed and kept of it; drafts that were not accepted are not."""

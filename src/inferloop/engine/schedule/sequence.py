@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferloop.core.request import FinishReason, Sampling
+from inferloop.core.request import BATCH_PRIORITY, FinishReason, Sampling
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.radix import Namespace
 from inferloop.engine.schedule.step import Float64, TokenLogprob
 
 NO_SLOT = -1
+PRIORITY_LEVEL_MS = 1000
+"""How much earlier a request stands in the queue for each level of priority that it is ahead. Waiting therefore makes
+up for priority: who is p levels behind is overtaken only by those who come within the next p seconds, so that nobody
+starves, and equal priorities are first come, first served."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """A request as the scheduler takes it. `seed` is resolved (0 <= seed < 2**64); lower `priority` goes first."""
+    """A request as the scheduler takes it. `seed` is resolved (0 <= seed < 2**64); lower `priority` goes first, from
+    BATCH_PRIORITY on it is background work. `arrived_ms` is when it came, on any one clock."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
     seed: int = 0
     priority: int = 0
+    arrived_ms: int = 0
     namespace: Namespace = ()
     """Sequences share beginnings only within one namespace: tagged, so that no two kinds of name can collide."""
     mask: Mask | None = None
@@ -60,7 +66,7 @@ class Sequence:
 
     __slots__ = (
         "aborted",
-        "arrival",
+        "background",
         "drafts",
         "end_token_ids",
         "max_tokens",
@@ -68,6 +74,7 @@ class Sequence:
         "num_computed",
         "num_preemptions",
         "num_scored",
+        "order",
         "pooled",
         "prompt_logprobs",
         "seen_counts",
@@ -79,7 +86,9 @@ class Sequence:
     def __init__(self, spec: SequenceSpec, arrival: int, max_tokens: int, eos_token_ids: frozenset[int]) -> None:
         sampling = spec.sampling
         self.spec = spec
-        self.arrival = arrival
+        self.background = spec.priority >= BATCH_PRIORITY
+        # Smaller goes first. Fixed for life, so a preempted sequence has its old place and any heap of these stays one.
+        self.order = (int(self.background), spec.priority * PRIORITY_LEVEL_MS + spec.arrived_ms, arrival)
         self.max_tokens = max_tokens
         self.end_token_ids = (frozenset() if sampling.ignore_eos else eos_token_ids) | set(sampling.stop_token_ids)
         self.token_ids: list[int] = list(spec.prompt_token_ids)
@@ -94,11 +103,6 @@ class Sequence:
         self.aborted = False
         penalized = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
         self.seen_counts: dict[int, int] | None = dict.fromkeys(spec.prompt_token_ids, 0) if penalized else None
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Smaller goes first: priority, then first come first served."""
-        return (self.spec.priority, self.arrival)
 
     @property
     def num_known(self) -> int:

@@ -1,0 +1,117 @@
+"""How long a step takes, learnt from the steps that were, and what fits into a given time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_PREFILL_TOKENS = 16
+"""However tight a limit is, a step that may prefill takes this many tokens, so that every prompt gets on."""
+
+_SCALE = np.array([1.0, 8.0, 64.0])
+"""A usual step in units of the three features, so that one ridge weighs them alike."""
+_KEEP = 0.98
+"""What a step's weight shrinks to with each later one: about fifty steps are remembered."""
+_RIDGE = 0.05
+"""Pull towards the estimate before. What recent steps do not tell apart stays as it was, instead of drifting."""
+_HUBER = 3.0
+"""A residual beyond this many usual ones counts as that many: a stall is no new speed, unless it stays."""
+_LEAST_NOISE = 0.05
+"""Residuals are never taken to be smaller than this share of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A step takes fixed_ms + per_decode_ms * rows that decode + per_prefill_ms * tokens beyond those."""
+
+    fixed_ms: float = 10.0
+    per_decode_ms: float = 0.2
+    per_prefill_ms: float = 0.25
+
+    def predict(self, num_prefill: int, num_decodes: int) -> float:
+        """Milliseconds of a step."""
+        return self.fixed_ms + self.per_decode_ms * num_decodes + self.per_prefill_ms * num_prefill
+
+    def num_prefill_within(self, ms: float, num_decodes: int) -> int:
+        """How many tokens beside the decoding rows fit; 0 when those alone take longer."""
+        return _num_within(ms - self.predict(0, num_decodes), self.per_prefill_ms)
+
+    def num_decodes_within(self, ms: float) -> int:
+        return _num_within(ms - self.fixed_ms, self.per_decode_ms)
+
+
+_MANY = 1 << 30
+
+
+def _num_within(ms: float, each_ms: float) -> int:
+    if ms <= 0:
+        return 0
+    return _MANY if each_ms * _MANY <= ms else math.floor(ms / each_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """The longest that a step should take. Whatever it says, at least one row and MIN_PREFILL_TOKENS get on."""
+
+    ms: float
+    time: StepTime
+
+    def num_decodes(self) -> int:
+        return max(1, self.time.num_decodes_within(self.ms))
+
+    def num_prefill(self, num_decodes: int) -> int:
+        return max(MIN_PREFILL_TOKENS, self.time.num_prefill_within(self.ms, num_decodes))
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Time limits of the next step beside its token budget; None: none. `foreground`, once a foreground sequence
+    decodes, bounds what is prefilled beside it. `background` bounds a step of background work alone."""
+
+    foreground: TimeLimit | None = None
+    background: TimeLimit | None = None
+
+
+class StepTimeFit:
+    """Weighted least squares over the steps so far, the recent ones most.
+
+    Relative errors count, because a long step varies by more. The estimate minimises
+
+        sum_i keep^(n-i) * w_i * (ms_i - x_i . theta)^2 / predicted_i^2  +  ridge * |theta - theta_before|^2
+
+    with Huber's weights w_i, and no coefficient is negative.
+    """
+
+    def __init__(self, prior: StepTime | None = None) -> None:
+        start = prior or StepTime()
+        self._theta: NDArray[np.float64] = (
+            np.array([start.fixed_ms, start.per_decode_ms, start.per_prefill_ms]) * _SCALE
+        )
+        self._gram = np.zeros((3, 3))
+        self._moment = np.zeros(3)
+        self._noise = 1.0
+        self.num_steps = 0
+
+    @property
+    def time(self) -> StepTime:
+        fixed, decode, prefill = (self._theta / _SCALE).tolist()
+        return StepTime(fixed, decode, prefill)
+
+    def observe(self, num_prefill: int, num_decodes: int, ms: float) -> None:
+        """Take in one step that took `ms` > 0."""
+        self.num_steps += 1
+        features = np.array([1.0, num_decodes, num_prefill]) / _SCALE
+        predicted = max(float(features @ self._theta), 1e-3)
+        miss = abs(ms - predicted) / predicted
+        weight = min(1.0, _HUBER * self._noise / miss) if miss else 1.0
+        self._noise = max(_LEAST_NOISE, 0.9 * self._noise + 0.1 * min(miss, _HUBER * self._noise))
+        row = features / predicted
+        self._gram = _KEEP * self._gram + weight * np.outer(row, row)
+        self._moment = _KEEP * self._moment + weight * row * (ms / predicted)
+        # relative to the size of the step, so that the ridge means the same on fast and slow machines
+        ridge = np.eye(3) * (_RIDGE / predicted**2)
+        solved = np.linalg.solve(self._gram + ridge, self._moment + ridge @ self._theta)
+        self._theta = np.maximum(solved, 0.0)
