@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +20,10 @@ VOCAB_SIZE = 258
 def render(prompt: Prompt) -> tuple[int, ...]:
     """Raises RequestError for an empty prompt."""
     if prompt.messages is not None:
-        ids: list[int] = []
+        ids: list[int] = [START, *json.dumps(prompt.tools).encode(), END] if prompt.tools else []
         for message in prompt.messages:
-            ids += [START, *f"{message['role']}\n{message['content']}".encode(), END]
+            calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
+            ids += [START, *f"{message['role']}\n{message['content']}{calls}".encode(), END]
         return (*ids, START, *b"assistant\n")
     ids = list(prompt.token_ids or ()) if prompt.text is None else list(prompt.text.encode())
     if not ids:
@@ -53,8 +55,11 @@ class ByteDecoder:
 class ByteCodec:
     """Implements native.NativeCodec: our own engine on this vocabulary, without a model's files."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        return render(Prompt(messages=tuple(dict(m) for m in messages)))
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[int, ...]:
+        shown = tuple(dict(tool) for tool in tools or ())
+        return render(Prompt(messages=tuple(dict(m) for m in messages), tools=shown))
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         return render(Prompt(text=text))

@@ -18,10 +18,13 @@ from inferloop.engine.compute.runner import Runner
 from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.stats import EngineStats
+from inferloop.engine.text.answer import PLAIN_STYLE, AnswerStyle
 from inferloop.models.identity import ServingIdentity
 
 _THREAD_ABOVE_CHARS = 4096
 """Shorter texts are tokenized in well under a millisecond, less than a hop to a thread costs under load."""
+_TOOL_CHARS = 1024
+"""Taken for a definition or a call, whose size is not worth finding out."""
 _TEMPLATE_CHARS = 32
 """About what a chat template adds to a message, even to an empty one."""
 
@@ -29,7 +32,9 @@ _TEMPLATE_CHARS = 32
 class NativeCodec(Protocol):
     """What engine.text.codec.Codec does."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]: ...
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[int, ...]: ...
 
     def encode_text(self, text: str) -> tuple[int, ...]: ...
 
@@ -58,6 +63,7 @@ class NativeGenerator:
         identity: ServingIdentity,
         *,
         clock: Clock | None = None,
+        answer_style: AnswerStyle = PLAIN_STYLE,
     ) -> None:
         self._codec, self._clock = codec, clock or RealClock()
         self._engine = Engine(runner, config, self._clock, self._on_updates)
@@ -70,6 +76,7 @@ class NativeGenerator:
             identity=identity,
             vocab_size=runner.info.vocab_size,
             structured_output=isinstance(codec, GrammarCodec),
+            answer_style=answer_style,
         )
 
     def start(self) -> None:
@@ -84,7 +91,7 @@ class NativeGenerator:
 
     def render(self, prompt: Prompt) -> tuple[int, ...]:
         if prompt.messages is not None:
-            return self._codec.encode_chat(prompt.messages)
+            return self._codec.encode_chat(prompt.messages, tools=prompt.tools)
         return self._codec.encode_text(prompt.text) if prompt.text is not None else prompt.token_ids or ()
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
@@ -124,6 +131,7 @@ class NativeGenerator:
             num_chars = len(prompt.text or "")
         else:
             num_chars = sum(len(message["content"]) + _TEMPLATE_CHARS for message in prompt.messages)
+            num_chars += _TOOL_CHARS * (len(prompt.tools) + sum(len(m.get("tool_calls", ())) for m in prompt.messages))
         if num_chars > _THREAD_ABOVE_CHARS:
             return await asyncio.to_thread(self.render, prompt)
         return self.render(prompt)

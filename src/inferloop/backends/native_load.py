@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ class NativeOptions:
     context_length: int | None = None
     num_threads: int | None = None
     share_prefixes: bool = True
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 def load_native(
@@ -44,7 +46,7 @@ def load_native(
     Raises EnvironmentLacksError without torch, UsageError for options that cannot be, ModelFileError for bad files.
     """
     torch_config, torch_runner = _torch()
-    codec = Codec(files)
+    codec = Codec(files, tool_call_parser=options.tool_call_parser, reasoning_parser=options.reasoning_parser)
     config = torch_config(
         device=options.device,
         dtype=options.dtype,
@@ -62,7 +64,7 @@ def load_native(
         share_prefixes=options.share_prefixes,
     )
     identity = native_identity(files, codec, runner.info, options, served_name or files.model_id)
-    return NativeGenerator(codec, runner, engine_config, identity, clock=clock)
+    return NativeGenerator(codec, runner, engine_config, identity, clock=clock, answer_style=codec.answer_style)
 
 
 def native_identity(
@@ -88,6 +90,7 @@ def native_identity(
             "max_sequences": options.max_sequences,
             "block_size": info.block_size,
             "share_prefixes": options.share_prefixes,
+            **asdict(codec.answer_style),
         },
     )
 

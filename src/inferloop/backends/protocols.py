@@ -10,16 +10,19 @@ from inferloop.core.ids import TraceContext
 from inferloop.core.request import FinishReason, Sampling
 from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.engine.stats import EngineStats
+from inferloop.engine.text.answer import PLAIN_STYLE, AnswerStyle
 from inferloop.models.identity import ServingIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Exactly one of the three is set. Messages are OpenAI chat messages, already checked."""
+    """Exactly one of the first three is set. Messages are OpenAI chat messages, already checked; their `tools`, in
+    OpenAI's form too, are shown to the model."""
 
     messages: tuple[dict[str, Any], ...] | None = None
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,10 @@ class GeneratorInfo:
     vocab_size: int
     structured_output: bool = False
     """Takes requests with `sampling.grammar`."""
+    answer_style: AnswerStyle = PLAIN_STYLE
+    """How reasoning and calls stand in its answers."""
+    fixed_answer: bool = False
+    """Says the same to every request, so that no answer can or need be forced."""
 
 
 class Generator(Protocol):

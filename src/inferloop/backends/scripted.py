@@ -28,6 +28,8 @@ from inferloop.core.request import FinishReason
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.engine.stats import EngineStats
+from inferloop.engine.text.answer import AnswerStyle
+from inferloop.engine.text.tools.json_calls import HERMES
 from inferloop.models.identity import ServingIdentity
 
 ErrorKind = Literal["engine", "overloaded", "stall"]
@@ -73,9 +75,18 @@ class Script:
 class ScriptedGenerator:
     """Implements Generator and TextCodec. Lives on one event loop."""
 
-    def __init__(self, script: Script | None = None, *, model_id: str = "scripted", clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        model_id: str = "scripted",
+        clock: Clock | None = None,
+        answer_style: AnswerStyle | None = None,
+    ) -> None:
+        """`answer_style` is how the script's text is to be read; None: calls in the hermes dialect."""
         self.script = script or Script()
         self._clock = clock or RealClock()
+        style = answer_style or AnswerStyle(HERMES.name)
         self._random = random.Random(self.script.seed)
         self._answer = tuple(self.script.text.encode())
         self._slots = asyncio.Semaphore(self.script.max_concurrency)
@@ -94,8 +105,10 @@ class ScriptedGenerator:
                 tokenizer_digest=digest_of("utf-8 bytes"),
                 template_digest=digest_of("start role newline content end"),
                 stop_token_ids=(bytecodec.END,),
-                config=asdict(self.script),
+                config={**asdict(self.script), **asdict(style)},
             ),
+            answer_style=style,
+            fixed_answer=True,
         )
 
     def describe(self) -> tuple[GeneratorInfo, EngineStats]:

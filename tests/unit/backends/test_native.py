@@ -180,7 +180,7 @@ async def test_long_prompts_are_tokenized_beside_the_event_loop(
     threads: list[int] = []
 
     class Watched(bytecodec.ByteCodec):
-        def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, tools: object = None) -> tuple[int, ...]:
             threads.append(threading.get_ident())
             return super().encode_chat(messages)
 

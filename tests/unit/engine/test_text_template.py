@@ -92,7 +92,7 @@ def test_json_is_not_escaped_for_html() -> None:
 
 
 def test_tool_call_arguments_arrive_as_an_object() -> None:
-    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.city }}")
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.city }}{{ tools or '' }}")
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Oslo"}'}}
     assert template.render([{"role": "assistant", "content": None, "tool_calls": [call]}]) == "Oslo"
     assert call["function"] == {"name": "f", "arguments": '{"city": "Oslo"}'}, "the caller's message is left alone"

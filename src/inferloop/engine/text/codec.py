@@ -9,11 +9,18 @@ from inferloop.core.clock import Clock
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar
+from inferloop.engine.text.answer import PLAIN_STYLE, AnswerStyle
 from inferloop.engine.text.detokenizer import Detokenizer
 from inferloop.engine.text.grammar import GrammarCompiler, GrammarMask
 from inferloop.engine.text.template import ChatTemplate
 from inferloop.engine.text.tokenizer import Tokenizer, load_tokenizer
+from inferloop.engine.text.tools.dialects import DIALECTS
+from inferloop.engine.text.tools.json_calls import HERMES
 from inferloop.models.resolve import ModelFiles
+
+AUTO, NONE = "auto", "none"
+TOOL_CALL_PARSERS = (AUTO, NONE, *DIALECTS)
+REASONING_PARSERS = (AUTO, NONE, "think")
 
 
 class Codec:
@@ -24,14 +31,23 @@ class Codec:
     apart once rendered. A service that must not allow it filters its users' text.
     """
 
-    def __init__(self, files: ModelFiles, *, clock: Clock | None = None) -> None:
-        """Raises ModelFileError when the tokenizer or the template cannot be used."""
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        clock: Clock | None = None,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> None:
+        """The parsers are names as `inferloop serve` takes them; `auto` asks the template. Raises ModelFileError when
+        the tokenizer or the template cannot be used."""
         self.tokenizer: Tokenizer = load_tokenizer(files)
-        source = files.header.chat_template
-        self.template: ChatTemplate | None = (
-            None if source is None else ChatTemplate(source, special_texts=self.tokenizer.special_texts, clock=clock)
-        )
-
+        source, dialect = files.header.chat_template, DIALECTS.get(tool_call_parser, HERMES)
+        self.template: ChatTemplate | None = None
+        if source is not None:
+            texts = self.tokenizer.special_texts
+            self.template = ChatTemplate(source, special_texts=texts, clock=clock, dialect=dialect)
+        self.answer_style = _answer_style(self.template, tool_call_parser, reasoning_parser)
         self._grammars = GrammarCompiler(self.tokenizer, files.header.shape.vocab_size)
 
     @property
@@ -88,3 +104,11 @@ class Codec:
         if not ids:
             raise RequestError("the prompt is empty", param=param)
         return tuple(ids)
+
+
+def _answer_style(template: ChatTemplate | None, tool_call_parser: str, reasoning_parser: str) -> AnswerStyle:
+    if template is None:
+        return PLAIN_STYLE
+    dialect = {AUTO: template.dialect_name, NONE: None}.get(tool_call_parser, tool_call_parser)
+    thinks = template.mentions_thinking if reasoning_parser == AUTO else reasoning_parser != NONE
+    return AnswerStyle(dialect, thinks, think_opened=thinks and template.opens_thinking)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -18,18 +19,31 @@ from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import ModelFileError, RequestError
 from inferloop.core.units import NS_PER_S
 from inferloop.engine.text.messages import normalize_messages
+from inferloop.engine.text.tools.dialect import Dialect
+from inferloop.engine.text.tools.dialects import taught_dialect
+from inferloop.engine.text.tools.json_calls import HERMES
+from inferloop.engine.text.tools.prompting import spell_out, tools_block
 
 
 class ChatTemplate:
-    """Compiled once, rendered often, safe to share between threads."""
+    """Compiled once, rendered often, safe to share between threads.
+
+    One that does not know of tools gets them, and what was said with them, as text in its messages.
+    """
 
     def __init__(
-        self, source: str, *, special_texts: Mapping[str, str] | None = None, clock: Clock | None = None
+        self,
+        source: str,
+        *,
+        special_texts: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        dialect: Dialect = HERMES,
     ) -> None:
-        """`special_texts` are `bos_token`, `eos_token`, ... Raises ModelFileError when the template does not parse."""
+        """`special_texts` are `bos_token`, `eos_token`, ...; `dialect` is how calls are to be written where the
+        template does not say it. Raises ModelFileError when the template does not parse."""
         self._clock = clock or RealClock()
         self._special_texts = dict(special_texts or {})
-        self.digest = hashlib.sha256(source.encode()).hexdigest()
+        self._dialect = dialect
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -38,8 +52,15 @@ class ChatTemplate:
         environment.globals["strftime_now"] = self._strftime_now
         try:
             self._template = environment.from_string(source)
+            self.knows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         except (jinja2.TemplateError, RecursionError) as problem:
             raise ModelFileError(f"the model's chat template does not parse: {problem}") from problem
+        self.dialect_name = taught_dialect(source) if self.knows_tools else dialect.name
+        """In which dialect a model that reads these prompts calls; None: in one that is not known here."""
+        self.mentions_thinking = "</think>" in source
+        added = "" if self.knows_tools else tools_block([], dialect)
+        self.digest = hashlib.sha256((source + added).encode()).hexdigest()
+        self._has_system_role = self.knows_tools or self._takes_system()
 
     def render(
         self,
@@ -49,7 +70,28 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt text. Raises RequestError naming `messages` when the template refuses or cannot take them."""
-        values = {**self._special_texts, "messages": normalize_messages(messages), "tools": list(tools or ()) or None}
+        plain, offered = normalize_messages(messages), list(tools or ())
+        if not self.knows_tools:
+            plain = spell_out(plain, offered, self._dialect, system_role=self._has_system_role)
+        return self._render(plain, offered, add_generation_prompt)
+
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether prompts end inside an open think tag."""
+        try:
+            return self.render([{"role": "user", "content": "Hello"}]).rstrip().endswith("<think>")
+        except RequestError:
+            return False
+
+    def _takes_system(self) -> bool:
+        try:
+            self._render([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], [], True)
+        except RequestError:
+            return False
+        return True
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[Any], add_generation_prompt: bool) -> str:
+        values = {**self._special_texts, "messages": messages, "tools": tools or None}
         try:
             return self._template.render(add_generation_prompt=add_generation_prompt, documents=None, **values)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as problem:

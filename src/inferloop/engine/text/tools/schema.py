@@ -1,0 +1,43 @@
+"""Pieces of Lark grammars for the arguments of calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from inferloop.core.errors import RequestError
+from inferloop.engine.text.tools.calls import Tool
+
+_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As Python's json writes it, which is what models have read most."""
+_SHARED = ("$defs", "definitions")
+_KNOWN_AT_TOP = {"type", "properties", "required", "additionalProperties", "description", "title", "$schema", *_SHARED}
+
+
+def quoted(text: str) -> str:
+    """A Lark string."""
+    return json.dumps(text)
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a forced call's arguments: only those that are declared, unless it says that others may be."""
+    schema = {"type": "object", **(tool.parameters or {})}
+    schema.setdefault("properties", {})
+    schema.setdefault("additionalProperties", False)
+    return {**schema, "x-guidance": _WHITESPACE}
+
+
+def argument_schemas(tool: Tool) -> list[tuple[str, bool, dict[str, Any]]]:
+    """(name, required, schema) of each argument, where they cannot be one object. Raises RequestError when their schema
+    says more than that."""
+    schema = tool.parameters or {}
+    more = sorted(schema.keys() - _KNOWN_AT_TOP)
+    if more or schema.get("additionalProperties"):
+        word = more[0] if more else "additionalProperties"
+        raise RequestError(f"{tool.param}: a call with {word} cannot be forced in this dialect", param=tool.param)
+    shared = {key: schema[key] for key in _SHARED if key in schema}
+    required = schema.get("required", ())
+    return [
+        (name, name in required, {**(one if isinstance(one, dict) else {}), **shared, "x-guidance": _WHITESPACE})
+        for name, one in schema.get("properties", {}).items()
+    ]
