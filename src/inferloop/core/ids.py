@@ -11,8 +11,9 @@ _SAFE_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 
 
 def new_id(prefix: str) -> str:
-    """`prefix-` and 24 random hex digits."""
-    return f"{prefix}-{os.urandom(12).hex()}"
+    """`prefix-` and 24 random hex digits; without the hyphen where the prefix ends in `_`."""
+    joint = "" if prefix.endswith("_") else "-"
+    return f"{prefix}{joint}{os.urandom(12).hex()}"
 
 
 def accept_request_id(given: str | None) -> str:

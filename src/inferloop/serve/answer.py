@@ -19,6 +19,8 @@ from inferloop.serve.completions import CompletionEncoder
 from inferloop.serve.decode import beside_loop
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replies import Finish
+from inferloop.serve.responses.encode import ResponseEncoder
+from inferloop.serve.responses.wire import NAMES, parse_response
 from inferloop.serve.wire import Call, parse_chat, parse_completion
 
 
@@ -40,6 +42,7 @@ class Dialect:
 
 CHAT = Dialect(parse_chat, ChatEncoder, "chatcmpl")
 COMPLETIONS = Dialect(parse_completion, CompletionEncoder, "cmpl")
+RESPONSES = Dialect(parse_response, ResponseEncoder, "resp_", NAMES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from inferloop.backends.protocols import Generator
 from inferloop.core.clock import Clock
 from inferloop.core.errors import InferloopError
 from inferloop.records.sink import Sink
-from inferloop.serve.answer import CHAT, COMPLETIONS
+from inferloop.serve.answer import CHAT, COMPLETIONS, RESPONSES
 from inferloop.serve.asgi import ClientGoneError, Envelope
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.errors import MethodError, NotFoundError, error_headers, error_object, error_status
@@ -62,6 +62,7 @@ def build_app(
             Route("/v1/models/{model:path}", texts.model, methods=["GET"]),
             Route("/v1/chat/completions", GenerateEndpoint(replica, CHAT), methods=["POST"]),
             Route("/v1/completions", GenerateEndpoint(replica, COMPLETIONS), methods=["POST"]),
+            Route("/v1/responses", GenerateEndpoint(replica, RESPONSES), methods=["POST"]),
             Route("/identity", texts.identity, methods=["GET"]),
             Route("/tokenize", texts.tokenize, methods=["POST"]),
             Route("/detokenize", texts.detokenize, methods=["POST"]),

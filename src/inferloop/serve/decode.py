@@ -17,10 +17,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_AT = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?:\.(?P<path>.+))?`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?:\.(?P<path>.+))?`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*)`")
-_NOT_TEXT = re.compile(r"^messages\[\d+\]\.content\[\d+\]")
+_NOT_TEXT = re.compile(r"^(messages|input)\[\d+\]\.(content|output)\[\d+\]")
 
 _THREAD_ABOVE_BYTES = 65536
 """Shorter bodies are checked within a millisecond or two."""

@@ -102,11 +102,11 @@ class _Answer:
         async with contextlib.aclosing(generate_all(attempt.replica.generator, requests)) as deltas:
             async for index, delta in deltas:
                 attempt.on_delta(delta, index)
-                chunk = encoder.chunk(index, delta)
+                opening = b"" if self._started else encoder.opening()
+                chunk = opening + encoder.chunk(index, delta)
                 if not self._started:
                     self._started = True
                     await start(self._send, 200, sse.HEADERS)
-                    chunk = encoder.opening() + chunk
                 if delta.finish_reason is not None:
                     finish = public_finish(delta.finish_reason)
                     num_open -= 1

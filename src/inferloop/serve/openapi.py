@@ -8,12 +8,15 @@ from typing import Any
 import msgspec
 
 from inferloop.serve import replies, wire
+from inferloop.serve.responses.replies import Response
+from inferloop.serve.responses.wire import ResponsesRequest
 
 _OK = {
     "/v1/models": ("get", None, replies.ModelList, "The served model."),
     "/v1/models/{model}": ("get", None, replies.Model, "One model."),
     "/v1/chat/completions": ("post", wire.ChatRequest, replies.ChatCompletion, "Answer a conversation."),
     "/v1/completions": ("post", wire.CompletionRequest, replies.Completion, "Continue a text."),
+    "/v1/responses": ("post", ResponsesRequest, Response, "Answer a conversation, in the newer form."),
     "/identity": ("get", None, None, "The serving identity: everything that decides what text comes out."),
     "/tokenize": ("post", replies.TokenizeRequest, replies.TokenizeResponse, "Text or conversation to token ids."),
     "/detokenize": ("post", replies.DetokenizeRequest, replies.DetokenizeResponse, "Token ids to text."),
@@ -21,7 +24,7 @@ _OK = {
     "/health/ready": ("get", None, replies.Ready, "A real token was produced; 503 before that and while draining."),
     "/health/progress": ("get", None, replies.Progress, "Step counter and queue."),
 }
-_STREAMED = ("/v1/chat/completions", "/v1/completions")
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _REQUEST_HEADERS = {
     "x-request-id": "Echoed; made up when absent.",
     "traceparent": "W3C Trace Context to continue.",

@@ -50,7 +50,7 @@ def grammar_of(asked: StructuredOutputs | None, response_format: ResponseFormat 
         return Grammar("regex", asked.regex, param)
     if asked.grammar is not None:
         return Grammar("lark", asked.grammar, param)
-    return Grammar("json_schema", asked.json if isinstance(asked.json, str) else _text(asked.json, param), param)
+    return Grammar("json_schema", asked.json if isinstance(asked.json, str) else schema_text(asked.json, param), param)
 
 
 def _of_format(asked: ResponseFormat) -> Grammar | None:
@@ -61,12 +61,12 @@ def _of_format(asked: ResponseFormat) -> Grammar | None:
         )
     if asked.json_schema is not None:
         param = "response_format.json_schema.schema"
-        return Grammar("json_schema", _text(asked.json_schema.schema, param), param)
+        return Grammar("json_schema", schema_text(asked.json_schema.schema, param), param)
     return Grammar("json_object", param="response_format") if asked.type == "json_object" else None
 
 
-def _text(schema: Any, param: str) -> str:
-    """The order of keys is kept: properties are generated in the order in which they are declared."""
+def schema_text(schema: Any, param: str) -> str:
+    """A schema as JSON. The order of keys is kept: properties are generated in the order in which they are declared."""
     try:
         return msgspec.json.encode(schema).decode()
     except RecursionError:
