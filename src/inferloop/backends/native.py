@@ -77,6 +77,7 @@ class NativeGenerator:
             vocab_size=runner.info.vocab_size,
             structured_output=isinstance(codec, GrammarCodec),
             answer_style=answer_style,
+            scoring=True,
         )
 
     def start(self) -> None:
@@ -238,6 +239,7 @@ class _Answer:
             t_ns=update.t_ns,
             logprobs=piece.logprobs,
             prompt_token_ids=self._prompt_ids if is_first else None,
+            prompt_logprobs=update.prompt_logprobs,
             num_cached_tokens=update.num_cached_tokens,
             finish_reason=finish,
             stop_reason=stop if stop is not None else update.stop_reason,

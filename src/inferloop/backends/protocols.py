@@ -66,6 +66,8 @@ class Delta:
     t_ns: int
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """When asked for, in the first delta: of the prompt's tokens from the second on."""
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -87,6 +89,8 @@ class GeneratorInfo:
     """How reasoning and calls stand in its answers."""
     fixed_answer: bool = False
     """Says the same to every request, so that no answer can or need be forced."""
+    scoring: bool = False
+    """Takes requests with `sampling.num_prompt_logprobs`, and with max_tokens 0."""
 
 
 class Generator(Protocol):

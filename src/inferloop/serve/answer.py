@@ -64,6 +64,8 @@ async def prepare(
     codec = replica.codec
     if call.sampling.num_logprobs is not None and codec is None:
         raise RequestError("log-probabilities are not supported by this backend", param="logprobs")
+    if call.return_token_ids and codec is None:
+        raise RequestError("this backend does not tell token ids", param="return_token_ids")
     echoes = await _echoes(attempt, call)
     head = sse.AnswerHead(
         id=new_id(dialect.id_prefix),

@@ -29,12 +29,15 @@ def choice_sampling(sampling: Sampling, k: int) -> Sampling:
 
 
 def spread(call: Call, request: GenerateRequest) -> list[GenerateRequest]:
-    """One request per choice, in the order of their indices; `request` has all that they share."""
-    return [
-        replace(request, prompt=prompt, sampling=choice_sampling(call.sampling, k))
-        for prompt in call.prompts
-        for k in range(call.num_per_prompt)
-    ]
+    """One request per choice, in the order of their indices; `request` has all that they share.
+
+    In a whole answer the first choice of a prompt finds out about the prompt for all of them; choices that stream wait
+    for nobody.
+    """
+    several = [choice_sampling(call.sampling, k) for k in range(call.num_per_prompt)]
+    if not call.stream:
+        several[1:] = [replace(sampling, num_prompt_logprobs=None) for sampling in several[1:]]
+    return [replace(request, prompt=prompt, sampling=sampling) for prompt in call.prompts for sampling in several]
 
 
 async def generate_all(

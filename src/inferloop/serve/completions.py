@@ -8,9 +8,10 @@ import msgspec
 
 from inferloop.backends.protocols import Delta
 from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.serve.columns import LogprobColumns
+from inferloop.serve.extras import Extras
 from inferloop.serve.replies import Completion, CompletionChoice, CompletionLogprobs, Finish, Timings, Usage
 from inferloop.serve.sse import AnswerHead, ChunkWriter, error_event
-from inferloop.serve.tokens import public_logprob, public_text
 
 _dumps = msgspec.json.encode
 
@@ -19,25 +20,25 @@ class CompletionEncoder:
     """See serve.sse.Encoder."""
 
     def __init__(self, head: AnswerHead) -> None:
-        self._head, self._writer = head, ChunkWriter(head, "text_completion")
+        self._head, self._writer, self._extras = head, ChunkWriter(head, "text_completion"), Extras(head)
+        self._columns = [LogprobColumns(head.token_bytes, head.call.sampling.num_logprobs or 0) for _ in head.echoes]
+        self._opened: set[int] = set()
         self._texts = [[echo] for echo in head.echoes]
-        self._text_lengths = [0 for _ in head.echoes]
-        self._logprobs: list[CompletionLogprobs | None] = [None for _ in head.echoes]
+        self._tokens: list[list[tuple[int, TokenLogprob]]] = [[] for _ in head.echoes]
 
-    def opening(self) -> bytes:
-        return b"".join(
-            self._writer.choice(_choice(i, echo), Timings(num_tokens=0))
-            for i, echo in enumerate(self._head.echoes)
-            if echo
-        )
+    def opening(self, first: Delta) -> bytes:
+        """Nothing: each choice has its own beginning."""
+        return b""
 
     def chunk(self, index: int, delta: Delta) -> bytes:
+        opening = b"" if index in self._opened else self._prompt_chunk(index, delta)
         if not self._writer.wants(delta):
-            return b""
-        logprobs = b"null"
+            return opening
+        logprobs = None
         if delta.logprobs is not None:
-            logprobs = _dumps(self._completion_logprobs(index, delta.token_ids, delta.logprobs))
-        return self._writer.choice(_choice(index, delta.text, logprobs), Timings(num_tokens=len(delta.token_ids)))
+            logprobs = self._columns[index].output(delta.token_ids, delta.logprobs)
+        choice = _choice(index, delta.text, logprobs, self._extras.delta_field(delta))
+        return opening + self._writer.choice(choice, Timings(num_tokens=len(delta.token_ids)))
 
     def ended(self, index: int, finish: Finish) -> bytes:
         return self._writer.choice(_finish_choice(index, finish), Timings(num_tokens=0))
@@ -49,50 +50,61 @@ class CompletionEncoder:
         return error_event(error)
 
     def collect(self, index: int, delta: Delta) -> None:
+        self._extras.collect(index, delta)
         self._texts[index].append(delta.text)
         if delta.logprobs is not None:
-            rows = self._completion_logprobs(index, delta.token_ids, delta.logprobs)
-            kept = self._logprobs[index]
-            if kept is None:
-                self._logprobs[index] = rows
-            else:
-                kept.tokens += rows.tokens
-                kept.token_logprobs += rows.token_logprobs
-                kept.top_logprobs += rows.top_logprobs
-                kept.text_offset += rows.text_offset
+            self._tokens[index] += zip(delta.token_ids, delta.logprobs, strict=True)
 
     def body(self, finishes: Sequence[Finish], usage: Usage, timings: Timings) -> bytes:
+        head, extras = self._head, self._extras
         choices = [
-            CompletionChoice(index=i, text="".join(texts), logprobs=logprobs, finish_reason=finish)
-            for i, (texts, logprobs, finish) in enumerate(zip(self._texts, self._logprobs, finishes, strict=True))
+            CompletionChoice(
+                index=i,
+                text="".join(self._texts[i]),
+                logprobs=self._whole_logprobs(i),
+                finish_reason=finish,
+                token_ids=extras.token_ids(i),
+                prompt_token_ids=extras.prompt_token_ids(i),
+                prompt_logprobs=extras.prompt_logprobs(i),
+            )
+            for i, finish in enumerate(finishes)
         ]
-        head = self._head
         answer = Completion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
         if head.with_timings:
             answer.inferloop = timings
         return _dumps(answer)
 
-    def _completion_logprobs(
-        self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
-    ) -> CompletionLogprobs:
-        rows = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for token_id, row in zip(token_ids, logprobs, strict=True):
-            text = public_text(self._head.token_bytes(token_id))
-            rows.tokens.append(text)
-            rows.token_logprobs.append(public_logprob(row.chosen))
-            # The chosen token is always there; of several that read the same, the likeliest counts.
-            by_text = {text: row.chosen}
-            for other, value in row.top:
-                name = public_text(self._head.token_bytes(other))
-                by_text[name] = max(value, by_text.get(name, value))
-            rows.top_logprobs.append({name: public_logprob(value) for name, value in by_text.items()})
-            rows.text_offset.append(self._text_lengths[index])
-            self._text_lengths[index] += len(text)
-        return rows
+    def _prompt_chunk(self, index: int, delta: Delta) -> bytes:
+        """What is told of the prompt, before the choice's first token."""
+        self._opened.add(index)
+        call, echo = self._head.call, self._head.echoes[index]
+        if not (echo or call.return_token_ids):
+            return b""
+        prompt = delta.prompt_token_ids or ()
+        logprobs = None
+        if call.echo_logprobs:
+            logprobs = self._columns[index].prompt(echo, prompt, delta.prompt_logprobs or ())
+        choice = _choice(index, echo, logprobs, self._extras.prompt_field(delta))
+        return self._writer.choice(choice, Timings(num_tokens=0))
+
+    def _whole_logprobs(self, index: int) -> CompletionLogprobs | None:
+        ids, rows = [token_id for token_id, _ in self._tokens[index]], [row for _, row in self._tokens[index]]
+        columns = self._columns[index]
+        if not self._head.call.echo_logprobs:
+            return columns.output(ids, rows) if rows else None
+        told = columns.prompt(self._head.echoes[index], *self._extras.prompt(index))
+        output = columns.output(ids, rows)
+        return CompletionLogprobs(
+            tokens=told.tokens + output.tokens,
+            token_logprobs=told.token_logprobs + output.token_logprobs,
+            top_logprobs=told.top_logprobs + output.top_logprobs,
+            text_offset=told.text_offset + output.text_offset,
+        )
 
 
-def _choice(index: int, text: str, logprobs: bytes = b"null") -> bytes:
-    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}' % (index, _dumps(text), logprobs)
+def _choice(index: int, text: str, logprobs: CompletionLogprobs | None, ids: bytes) -> bytes:
+    shown = (index, _dumps(text), _dumps(logprobs), ids)
+    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null%b}' % shown
 
 
 def _finish_choice(index: int, finish: Finish) -> bytes:

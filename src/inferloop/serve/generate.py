@@ -102,7 +102,7 @@ class _Answer:
         async with contextlib.aclosing(generate_all(attempt.replica.generator, requests)) as deltas:
             async for index, delta in deltas:
                 attempt.on_delta(delta, index)
-                opening = b"" if self._started else encoder.opening()
+                opening = b"" if self._started else encoder.opening(delta)
                 chunk = opening + encoder.chunk(index, delta)
                 if not self._started:
                     self._started = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -59,11 +60,24 @@ class AssistantMessage(Struct, kw_only=True):
     refusal: None = None
 
 
+class PromptLogprob(Struct, kw_only=True):
+    """`rank` counts from 1, the likeliest token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Per prompt token, by token id: itself and the likeliest. Nothing comes before the first."""
+
+
 class ChatChoice(Struct, kw_only=True):
     index: int = 0
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -73,14 +87,18 @@ class ChatCompletion(Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     inferloop: Timings | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct, kw_only=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """null for the first token of an echoed prompt."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+    """Where each token begins in `text`, in characters; a part of a character is where the character is."""
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -88,6 +106,9 @@ class CompletionChoice(Struct, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):

@@ -93,9 +93,9 @@ def check_stream_options(options: Obfuscation | None, request: Sampled) -> None:
         raise RequestError("obfuscation of streams is not supported", param="stream_options.include_obfuscation")
 
 
-def check_length(items: Sized, info: GeneratorInfo, field: str) -> None:
+def check_length(items: Sized, info: GeneratorInfo, field: str, *, num_output: int = 1) -> None:
     """Every item takes a token at least; so that what can never fit is not looked at one by one."""
-    if len(items) >= info.context_length:
+    if len(items) + num_output > info.context_length:
         raise ContextLengthError(
             f"{field} has {len(items)} items, the context holds {info.context_length} tokens", param=field
         )

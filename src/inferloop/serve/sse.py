@@ -41,8 +41,8 @@ class AnswerHead:
 class Encoder(Protocol):
     """One answer, of one or several choices, in one dialect of the OpenAI API."""
 
-    def opening(self) -> bytes:
-        """Sent once before the first chunk, for all choices; may be empty."""
+    def opening(self, first: Delta) -> bytes:
+        """Sent once before the chunk of the first delta that came, for all choices; may be empty."""
         ...
 
     def chunk(self, index: int, delta: Delta) -> bytes:
@@ -78,10 +78,12 @@ class ChunkWriter:
         self._open = b"data: " + fields[:-1] + b',"choices":['
         self._include_usage, self._with_timings = head.call.include_usage, head.with_timings
         self._usage = b',"usage":null' if self._include_usage else b""
+        self._counts_tokens = head.with_timings or head.call.return_token_ids
 
-    def choice(self, choice: bytes, timings: Timings | None) -> bytes:
+    def choice(self, choice: bytes, timings: Timings | None, told: bytes = b"") -> bytes:
+        """`told` are more fields of the chunk, beginning with a comma."""
         extension = b',"inferloop":' + _dumps(timings) if self._with_timings and timings is not None else b""
-        return b"".join((self._open, choice, b"]", self._usage, extension, b"}\n\n"))
+        return b"".join((self._open, choice, b"]", told, self._usage, extension, b"}\n\n"))
 
     def closing(self, choice: bytes, usage: Usage, timings: Timings) -> bytes:
         """The last event before [DONE] has the timings."""
@@ -93,7 +95,7 @@ class ChunkWriter:
 
     def wants(self, delta: Delta) -> bool:
         """Text is for everybody; tokens whose text is still held back only for those who count tokens."""
-        return bool(delta.text) or delta.logprobs is not None or (self._with_timings and bool(delta.token_ids))
+        return bool(delta.text) or delta.logprobs is not None or (self._counts_tokens and bool(delta.token_ids))
 
 
 def error_event(error: BaseException) -> bytes:

@@ -50,6 +50,14 @@ class Common(Sampled, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    prompt_logprobs: (
+        Annotated[
+            int,
+            Meta(ge=0, le=20, description="Tell these of the prompt, and so many of the likeliest."),
+        ]
+        | None
+    ) = None
+    return_token_ids: bool | None = None
     user: Unused = None
     metadata: Unused = None
     safety_identifier: Unused = None
@@ -93,8 +101,11 @@ class ChatRequest(Common):
     }
 
 
-class CompletionRequest(Common):
+class CompletionRequest(Common, kw_only=True):
     prompt: str | list[TokenId | str | list[TokenId]]
+    max_tokens: (
+        Annotated[int, Meta(ge=0, description="0 only with echo or prompt_logprobs: nothing is generated.")] | None
+    ) = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     suffix: NoOp = None
@@ -115,6 +126,14 @@ class Call:
     priority: int = 0
     num_per_prompt: int = 1
     echo: bool = False
+    num_prompt_logprobs: int | None = None
+    """How many are to be shown as `prompt_logprobs`; with `echo` and log-probabilities others are shown there."""
+    return_token_ids: bool = False
+
+    @property
+    def echo_logprobs(self) -> bool:
+        """Whether the echoed prompt has its log-probabilities beside it, as the output has."""
+        return self.echo and self.sampling.num_logprobs is not None
 
 
 def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
@@ -131,23 +150,43 @@ def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
     max_tokens = request.max_completion_tokens or request.max_tokens
     grammar = grammar_of(request.structured_outputs, request.response_format)
     check_grammar(grammar, request, info)
-    return _call(request, (prompt,), sampling_of(request, max_tokens, num_logprobs, grammar))
+    _check_scoring(request, info)
+    sampling = sampling_of(request, max_tokens, num_logprobs, grammar)
+    return _call(request, (prompt,), replace(sampling, num_prompt_logprobs=request.prompt_logprobs))
 
 
 def parse_completion(body: bytes, info: GeneratorInfo) -> Call:
     """Raises RequestError naming the field."""
     request = decode_body(body, CompletionRequest)
     check_sampled(request, info)
-    prompts = _plain_prompts(request.prompt, info)
-    if request.echo and request.logprobs is not None:
-        message = "echo together with logprobs is not supported by this server"
-        raise RequestError(message, param="echo", code="unsupported_parameter")
+    prompts = plain_prompts(request.prompt, info, "prompt", num_output=0 if request.max_tokens == 0 else 1)
+    _check_scoring(request, info)
     grammar = grammar_of(request.structured_outputs, None)
     check_grammar(grammar, request, info)
     sampling = sampling_of(request, request.max_tokens, request.logprobs, grammar)
     if sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=max(COMPLETION_MAX_TOKENS, sampling.min_tokens), cut_max_tokens=True)
+    asked = [request.prompt_logprobs, request.logprobs if request.echo else None]
+    sampling = replace(sampling, num_prompt_logprobs=max((k for k in asked if k is not None), default=None))
     return replace(_call(request, prompts, sampling), echo=bool(request.echo))
+
+
+def _check_scoring(request: ChatRequest | CompletionRequest, info: GeneratorInfo) -> None:
+    """What is asked about the prompt itself. Raises RequestError."""
+    wanted = {"prompt_logprobs": request.prompt_logprobs is not None}
+    if isinstance(request, CompletionRequest):
+        wanted["echo"] = bool(request.echo) and request.logprobs is not None
+        wanted["max_tokens"] = request.max_tokens == 0
+        if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
+            message = "max_tokens 0 generates nothing; it goes together with echo or prompt_logprobs"
+            raise RequestError(message, param="max_tokens")
+    for field, is_wanted in wanted.items():
+        if is_wanted and not info.scoring:
+            how = {"echo": "echo together with logprobs", "max_tokens": "max_tokens 0"}.get(field, field)
+            raise RequestError(f"{how} is not supported by this server", param=field, code="unsupported_parameter")
+    if request.prompt_logprobs is not None and request.stream:
+        message = "prompt_logprobs is not supported in a stream; echo with logprobs is"
+        raise RequestError(message, param="prompt_logprobs")
 
 
 def _call(request: Common, prompts: tuple[Prompt, ...], sampling: Sampling) -> Call:
@@ -165,29 +204,39 @@ def _call(request: Common, prompts: tuple[Prompt, ...], sampling: Sampling) -> C
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         num_per_prompt=n,
+        num_prompt_logprobs=request.prompt_logprobs,
+        return_token_ids=bool(request.return_token_ids),
     )
 
 
-def _plain_prompts(prompt: str | list[int | str | list[int]], info: GeneratorInfo) -> tuple[Prompt, ...]:
-    """A text, token ids, texts, or lists of token ids; never mixed, because nobody means that."""
+def plain_prompts(
+    prompt: str | list[int | str | list[int]],
+    info: GeneratorInfo,
+    field: str,
+    *,
+    num_output: int = 1,
+    most: int = MAX_PROMPTS,
+) -> tuple[Prompt, ...]:
+    """A text, token ids, texts, or lists of token ids; never mixed, because nobody means that. At least `num_output`
+    tokens are to follow each. Raises RequestError naming `field`, and which of several."""
     if isinstance(prompt, str):
-        return (_plain_prompt(prompt, info, "prompt"),)
+        return (_plain_prompt(prompt, info, field, num_output),)
     ids = [item for item in prompt if isinstance(item, int)]
     if len(ids) == len(prompt):
-        return (_plain_prompt(ids, info, "prompt"),)
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"a request takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
+        return (_plain_prompt(ids, info, field, num_output),)
+    if len(prompt) > most:
+        raise RequestError(f"{field} takes at most {most} texts, got {len(prompt)}", param=field)
     if len({type(item) for item in prompt}) > 1:
-        raise RequestError("prompt mixes texts, token ids and lists of them; give one kind", param="prompt")
+        raise RequestError(f"{field} mixes texts, token ids and lists of them; give one kind", param=field)
     several = [item for item in prompt if not isinstance(item, int)]
-    return tuple(_plain_prompt(item, info, f"prompt[{i}]") for i, item in enumerate(several))
+    return tuple(_plain_prompt(item, info, f"{field}[{i}]", num_output) for i, item in enumerate(several))
 
 
-def _plain_prompt(prompt: str | list[int], info: GeneratorInfo, field: str) -> Prompt:
+def _plain_prompt(prompt: str | list[int], info: GeneratorInfo, field: str, num_output: int) -> Prompt:
     if len(prompt) == 0:
         raise RequestError(f"{field} must not be empty", param=field)
     if isinstance(prompt, str):
         return Prompt(text=prompt)
-    check_length(prompt, info, field)
+    check_length(prompt, info, field, num_output=num_output)
     check_token_ids(prompt, info.vocab_size, field)
     return Prompt(token_ids=tuple(prompt))

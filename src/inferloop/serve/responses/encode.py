@@ -49,7 +49,7 @@ class ResponseEncoder:
         self._begun = False
         self._num_events = 0
 
-    def opening(self) -> bytes:
+    def opening(self, first: Delta) -> bytes:
         response = self._response("in_progress", [])
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response

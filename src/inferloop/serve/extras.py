@@ -1,0 +1,74 @@
+"""What an answer tells of its tokens beside the text, when it is asked to: ids, and the prompt's log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from inferloop.backends.protocols import Delta
+from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.serve.replies import PromptLogprob, PromptLogprobs
+from inferloop.serve.sse import AnswerHead
+from inferloop.serve.tokens import public_logprob, public_text
+
+
+class Extras:
+    """For a whole answer `collect` every delta, then ask per choice; what was not asked for is UNSET. For a stream make
+    fields from deltas."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        self._head, self._call = head, head.call
+        self._token_ids: list[list[int]] = [[] for _ in head.echoes]
+        self._prompts: dict[int, Sequence[int]] = {}
+        self._scores: dict[int, Sequence[TokenLogprob]] = {}
+
+    def collect(self, index: int, delta: Delta) -> None:
+        prompt = index // self._call.num_per_prompt
+        if self._call.return_token_ids:
+            self._token_ids[index] += delta.token_ids
+        if delta.prompt_token_ids is not None:
+            self._prompts[prompt] = delta.prompt_token_ids
+        if delta.prompt_logprobs is not None:
+            self._scores[prompt] = delta.prompt_logprobs
+
+    def delta_field(self, delta: Delta) -> bytes:
+        """The ids of a chunk of a stream, to put behind another field of its choice; empty when they are not wanted."""
+        return b',"token_ids":' + msgspec.json.encode(delta.token_ids) if self._call.return_token_ids else b""
+
+    def prompt_field(self, first: Delta) -> bytes:
+        """The prompt's ids from the first delta of a stream's choice, likewise."""
+        if not self._call.return_token_ids:
+            return b""
+        return b',"prompt_token_ids":' + msgspec.json.encode(first.prompt_token_ids)
+
+    def token_ids(self, index: int) -> Sequence[int] | UnsetType:
+        return self._token_ids[index] if self._call.return_token_ids else UNSET
+
+    def prompt_token_ids(self, index: int) -> Sequence[int] | UnsetType:
+        return self.prompt(index)[0] if self._call.return_token_ids else UNSET
+
+    def prompt_logprobs(self, index: int) -> PromptLogprobs | UnsetType:
+        num_top = self._call.num_prompt_logprobs
+        if num_top is None:
+            return UNSET
+        prompt, scores = self.prompt(index)
+        rows = zip(prompt[1:], scores, strict=True)
+        return [None, *(self._row(token_id, score, num_top) for token_id, score in rows)]
+
+    def prompt(self, index: int) -> tuple[Sequence[int], Sequence[TokenLogprob]]:
+        """The ids of a choice's prompt, and the log-probabilities from the second on if they are known."""
+        prompt = index // self._call.num_per_prompt
+        return self._prompts.get(prompt, ()), self._scores.get(prompt, ())
+
+    def _row(self, token_id: int, score: TokenLogprob, num_top: int) -> dict[str, PromptLogprob]:
+        def entry(token_id: int, logprob: float, rank: int) -> PromptLogprob:
+            text = public_text(self._head.token_bytes(token_id))
+            return PromptLogprob(logprob=public_logprob(logprob), rank=rank, decoded_token=text)
+
+        assert score.rank is not None, "a prompt's token has a rank"
+        row = {str(token_id): entry(token_id, score.chosen, score.rank)}
+        for rank, (other, logprob) in enumerate(score.top[:num_top], start=1):
+            row.setdefault(str(other), entry(other, logprob, rank))
+        return row
