@@ -21,6 +21,7 @@ from inferloop.engine.schedule.policy import ScheduleConfig, has_room, resolve_m
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import Float64, TokenLogprob
+from inferloop.engine.schedule.tier import BlockTier
 from inferloop.engine.stats import EngineStats
 
 _log = logging.getLogger(__name__)
@@ -85,7 +86,9 @@ class Engine:
         config: EngineConfig,
         clock: Clock,
         on_updates: Callable[[Sequence[TokenUpdate]], None],
+        tier: BlockTier | None = None,
     ) -> None:
+        """`tier` keeps blocks outside the runner, which must be able to load and save them."""
         info = runner.info
         self._runner, self._clock, self._on_updates = runner, clock, on_updates
         self._config = ScheduleConfig(
@@ -101,7 +104,8 @@ class Engine:
             retry_after_s=config.retry_after_s,
             share_prefixes=config.share_prefixes,
         )
-        self._scheduler = Scheduler(self._config)
+        assert tier is None or info.block_bytes, "this runner cannot load blocks"
+        self._scheduler = Scheduler(self._config, tier)
         self._thread = threading.Thread(target=self._run, name="inferloop-engine", daemon=True)
         self._changed = threading.Condition()
         # Guarded by _changed.
@@ -307,6 +311,7 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_cache_queries=scheduler.num_prefix_queries,
             prefix_cache_hits=scheduler.num_prefix_hits,
+            tier=scheduler.tier_stats,
             prompt_tokens=before.prompt_tokens + num_prompt,
             generation_tokens=before.generation_tokens + sum(len(u.token_ids) for u in updates),
         )

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from inferloop.engine.schedule.blocks import BlockTables
 from inferloop.engine.schedule.columns import sampling_columns
-from inferloop.engine.schedule.radix import Blocks
 from inferloop.engine.schedule.sequence import Sequence
 from inferloop.engine.schedule.step import PromptRows, StepPlan
 
 Chunk = tuple[Sequence, int]
 """A sequence and how many of its known tokens the step computes; its drafts come on top."""
-Copy = tuple[Blocks, Blocks]
-"""Blocks to copy before anything is computed, from and to, one per KV group."""
 
 
-def build_plan(step_id: int, chunks: list[Chunk], tables: BlockTables, copies: list[Copy], vocab_size: int) -> StepPlan:
-    """Reads the sequences and their block tables; changes nothing."""
+def build_plan(step_id: int, chunks: list[Chunk], tables: BlockTables, vocab_size: int) -> StepPlan:
+    """Reads the sequences and their block tables; changes nothing. Moves no blocks."""
     sequences = [s for s, _ in chunks]
     token_ids = list[int]()
     offsets, sample_rows = [0], list[int]()
@@ -49,11 +44,4 @@ def build_plan(step_id: int, chunks: list[Chunk], tables: BlockTables, copies: l
         sampling=sampling_columns(sequences, vocab_size, rows),
         prompt_rows=PromptRows(*np.array(scored, np.int32).T.copy()) if scored else None,
         pooled=np.array(pooled, np.int32) if pooled else None,
-        copies=tuple(np.array(pairs, np.int32) for pairs in _by_group(copies)),
     )
-
-
-def _by_group(copies: list[Copy]) -> Iterator[list[tuple[int, int]]]:
-    """(from, to) pairs for each KV group; nothing at all without copies."""
-    for group in range(len(copies[0][0]) if copies else 0):
-        yield [(source[group], target[group]) for source, target in copies]

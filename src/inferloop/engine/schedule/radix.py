@@ -15,6 +15,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from inferloop.engine.schedule.step import BlockData
+
 Namespace = tuple[str, ...]
 Tokens = tuple[int, ...]
 Blocks = tuple[int, ...]
@@ -48,11 +50,13 @@ class Root(Node):
 @dataclass(frozen=True, slots=True)
 class Match:
     """The longest known beginning. `nodes` cover whole blocks; `partial` agrees with the first `num_partial` tokens of
-    the block after them (None and 0: no such node)."""
+    the block after them (None and 0: no such node). `loads` is the content of the blocks after them, where that is
+    known from elsewhere."""
 
     nodes: tuple[Node, ...] = ()
     partial: Node | None = None
     num_partial: int = 0
+    loads: tuple[BlockData, ...] = ()
 
     @property
     def num_idle(self) -> int:

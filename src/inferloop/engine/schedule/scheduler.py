@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.engine.schedule.blocks import BlockTables
-from inferloop.engine.schedule.build import Copy, build_plan
+from inferloop.engine.schedule.build import build_plan
 from inferloop.engine.schedule.outline import Outline
 from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits, TimeLimit
 from inferloop.engine.schedule.policy import (
@@ -29,14 +29,13 @@ from inferloop.engine.schedule.policy import (
     may_admit,
     resolve_max_tokens,
 )
+from inferloop.engine.schedule.prefix import PrefixCache
 from inferloop.engine.schedule.queue import WaitQueue
 from inferloop.engine.schedule.radix import Match
 from inferloop.engine.schedule.sequence import NO_SLOT, Sequence, SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import StepPlan, StepResult
-
-_COPY_ABOVE_SHARE = 0.25
-"""A block is copied when at least this share of it is of use; below, computing those few tokens is as cheap."""
-
+from inferloop.engine.schedule.tier import BlockTier
+from inferloop.engine.stats import TierStats
 
 NO_LIMITS = StepLimits()
 
@@ -58,12 +57,10 @@ class _InFlight:
 class Scheduler:
     """Owns every sequence and every block. One thread; at most one plan in flight."""
 
-    def __init__(self, config: ScheduleConfig) -> None:
+    def __init__(self, config: ScheduleConfig, tier: BlockTier | None = None) -> None:
         self.config = config
         self.changes = StepChanges()
         self.num_preemptions = 0
-        self.num_prefix_queries = 0
-        self.num_prefix_hits = 0
         self._eos = frozenset(config.eos_token_ids)
         self._tables = BlockTables(
             num_groups=config.num_kv_groups,
@@ -73,7 +70,7 @@ class Scheduler:
             max_tokens=config.max_total_tokens,
             share_prefixes=config.share_prefixes,
         )
-        self._copies: list[Copy] = []
+        self._prefix = PrefixCache(config, self._tables, tier)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitQueue()
         self._running: list[Sequence] = []
@@ -99,6 +96,18 @@ class Scheduler:
     @property
     def num_blocks_total(self) -> int:
         return self._tables.num_total
+
+    @property
+    def num_prefix_queries(self) -> int:
+        return self._prefix.num_queries
+
+    @property
+    def num_prefix_hits(self) -> int:
+        return self._prefix.num_hits
+
+    @property
+    def tier_stats(self) -> TierStats | None:
+        return self._prefix.tier_stats
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -162,9 +171,9 @@ class Scheduler:
         if not step.chunks:
             assert not self._sequences, "sequences are left but none can go on"
             return None
-        copies, self._copies = self._copies, []
         self._num_steps += 1
-        plan = build_plan(self._num_steps, step.chunks, self._tables, copies, self.config.vocab_size)
+        plan = build_plan(self._num_steps, step.chunks, self._tables, self.config.vocab_size)
+        plan = self._prefix.add_transfers(plan, step.chunks)
         self._in_flight = _InFlight(plan, [sequence for sequence, _ in step.chunks])
         return plan
 
@@ -175,6 +184,7 @@ class Scheduler:
         """
         flight, self._in_flight = self._in_flight, None
         assert flight is not None and flight.plan.step_id == plan.step_id == result.step_id, "not the plan in flight"
+        self._prefix.commit(result.saved)
         updates = []
         for i, sequence in enumerate(flight.sequences):
             if sequence.aborted:
@@ -188,7 +198,7 @@ class Scheduler:
             num_planned = int(plan.offsets[i + 1] - plan.offsets[i]) - int(plan.num_drafts[i])
             sequence.num_computed += num_planned + max(0, len(sampled) - 1)
             sequence.drafts = ()
-            self._publish(sequence)
+            self._prefix.publish(sequence)
             if not sampled and (sequence.generates or sequence.num_computed < sequence.num_known):
                 continue
             num_kept, finish_reason, stop_reason = sequence.accept(sampled)
@@ -334,6 +344,7 @@ class Scheduler:
             while match is None and self._running and self._running[-1].background and not in_background:
                 self._preempt(self._running[-1], step)
                 match = self._admissible(head)
+            match = match and self._prefix.complete(match, head, wait=not step.chunks)
             if match is None:
                 return
             self._admit(self._waiting.pop(), match, step)
@@ -352,42 +363,31 @@ class Scheduler:
                 step.decode(paused[0])
         elif paused:
             step.extend(paused[0])
-        elif head is not None and head.background and (match := self._admissible(head)) is not None:
-            self._admit(self._waiting.pop(), match, step)
+        elif head is not None and head.background:
+            match = self._admissible(head)
+            match = match and self._prefix.complete(match, head, wait=not step.chunks)
+            if match is not None:
+                self._admit(self._waiting.pop(), match, step)
 
     def _admissible(self, sequence: Sequence) -> Match | None:
         """The known beginning to start from when the sequence may enter now, else None."""
         if not self._free_slots:
             return None
-        match = self._tables.find(sequence.spec.namespace, sequence.token_ids, sequence.num_reusable)
+        match = self._prefix.find(sequence)
         num_missing = self._tables.blocks_for(sequence.num_known) - len(match.nodes)
         num_free = self._tables.num_free - match.num_idle  # what it starts from can no longer make room
         num_growing = sum(s.background <= sequence.background for s in self._running)
         return match if may_admit(num_missing, num_free, num_growing) else None
 
     def _admit(self, sequence: Sequence, match: Match, step: Outline) -> None:
-        slot = sequence.slot = heapq.heappop(self._free_slots)
-        self._tables.attach(slot, match)
-        self._tables.grow(slot, self._tables.num_missing(slot, sequence.num_known))
-        sequence.num_computed = len(match.nodes) * self.config.block_size
-        if match.partial is not None and _COPY_ABOVE_SHARE * self.config.block_size <= match.num_partial:
-            self._copies.append((match.partial.blocks, self._tables.blocks_at(slot, len(match.nodes))))
-            sequence.num_computed += match.num_partial
-        if not sequence.num_preemptions:
-            sequence.num_cached_tokens = sequence.num_computed
-            self.num_prefix_queries += sequence.num_known if sequence.num_reusable else 0
-            self.num_prefix_hits += sequence.num_computed
+        sequence.slot = heapq.heappop(self._free_slots)
+        self._prefix.start(sequence, match)
         bisect.insort(self._running, sequence, key=lambda s: s.order)
         step.admitted.append(sequence.spec.request_id)
         step.extend(sequence)
 
-    def _publish(self, sequence: Sequence) -> None:
-        """Let others start from what is computed and kept of it; drafts that were not accepted are not."""
-        num = min(sequence.num_computed, sequence.num_known)
-        self._tables.publish(sequence.slot, sequence.spec.namespace, sequence.token_ids, num)
-
     def _vacate(self, sequence: Sequence) -> None:
-        self._publish(sequence)
+        self._prefix.publish(sequence)
         self._tables.clear(sequence.slot)
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = NO_SLOT

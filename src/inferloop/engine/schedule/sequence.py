@@ -67,12 +67,14 @@ class Sequence:
     __slots__ = (
         "aborted",
         "background",
+        "block_keys",
         "drafts",
         "end_token_ids",
         "max_tokens",
         "num_cached_tokens",
         "num_computed",
         "num_preemptions",
+        "num_saved",
         "num_scored",
         "order",
         "pooled",
@@ -96,6 +98,9 @@ class Sequence:
         self.num_computed = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_saved = 0
+        """Full blocks that the second tier has been offered."""
+        self.block_keys: list[bytes] = []
         self.num_scored = 0
         self.prompt_logprobs: list[TokenLogprob] | None = None if sampling.num_prompt_logprobs is None else []
         self.pooled: Float64 | None = None
