@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import platform
@@ -82,6 +83,9 @@ def serve(
     capture: Annotated[
         Capture, typer.Option(help="What to keep of requests, beside EVENTS in a file of its own.")
     ] = Capture.none,
+    batch_dir: Annotated[
+        Path | None, typer.Option(help="Keep batch jobs (/v1/files, /v1/batches) in this folder, and work them off.")
+    ] = None,
     metric_aliases: Annotated[MetricAliases | None, typer.Option(help="Expose metrics under these names too.")] = None,
     drain_timeout_s: Annotated[
         float, typer.Option(min=0, max=86400, help="On SIGTERM, how long running requests may take.")
@@ -127,7 +131,7 @@ def serve(
         share_prefixes=enable_prefix_caching,
     )
     played = parse_script(script or []) if backend is Backend.scripted else None
-    _run(model, served_model_name, cache_dir, options, played, config, events, (host, port), port_file)
+    _run(model, served_model_name, cache_dir, options, played, config, events, batch_dir, (host, port), port_file)
 
 
 def _run(
@@ -138,6 +142,7 @@ def _run(
     script: Script | None,
     config: ServeConfig,
     events: Path | None,
+    batch_dir: Path | None,
     address: tuple[str, int],
     port_file: Path | None,
 ) -> None:
@@ -145,6 +150,8 @@ def _run(
     from inferloop.backends.scripted import ScriptedGenerator
     from inferloop.records.sink import DropSink, JsonlSink
     from inferloop.serve.app import build_app
+    from inferloop.serve.batch.folder import Folder
+    from inferloop.serve.batch.service import BatchConfig, places_for_rows
     from inferloop.serve.run import bind
     from inferloop.serve.run import serve as run_server
 
@@ -153,13 +160,19 @@ def _run(
     def tell(url: str) -> None:
         stderr.print(f"serving {name} on {url}  (Ctrl-C stops it when running requests are done)", markup=False)
 
-    with bind(*address) as sock:
+    with bind(*address) as sock, contextlib.ExitStack() as stack:
+        batch = None
+        if batch_dir is not None:
+            folder = stack.enter_context(contextlib.closing(Folder(batch_dir)))
+            max_running = options.max_sequences if script is None else script.max_concurrency
+            max_waiting = options.max_waiting if script is None else script.max_waiting
+            batch = BatchConfig(folder, places_for_rows(max_running, max_waiting))
         run = functools.partial(run_server, sock=sock, port_file=port_file, tell=tell if is_interactive() else None)
         sink = DropSink() if events is None else JsonlSink(events)
         content_sink = None if config.content_path is None else JsonlSink(config.content_path)
         if script is not None:
             scripted = ScriptedGenerator(script, model_id=name)
-            run(build_app(scripted, config, sink, content_sink=content_sink))
+            run(build_app(scripted, config, sink, content_sink=content_sink, batch=batch))
             return
         from inferloop.backends.native_load import load_native
         from inferloop.cli.models import model_progress
@@ -170,7 +183,7 @@ def _run(
         native = load_native(files, options, served_name=served_model_name)
         native.start()
         try:
-            run(build_app(native, config, sink, content_sink=content_sink))
+            run(build_app(native, config, sink, content_sink=content_sink, batch=batch))
         finally:
             native.stop()
 

@@ -19,6 +19,8 @@ from inferloop.core.errors import InferloopError
 from inferloop.records.sink import Sink
 from inferloop.serve.answer import CHAT, COMPLETIONS, RESPONSES
 from inferloop.serve.asgi import ClientGoneError, Envelope
+from inferloop.serve.batch.routes import batch_routes
+from inferloop.serve.batch.service import BatchConfig, Batches
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.errors import MethodError, NotFoundError, error_headers, error_object, error_status
 from inferloop.serve.generate import GenerateEndpoint
@@ -35,12 +37,15 @@ def build_app(
     *,
     content_sink: Sink | None = None,
     clock: Clock | None = None,
+    batch: BatchConfig | None = None,
 ) -> Starlette:
-    """The ASGI application; `app.state.replica` is its Replica. Its lifespan warms the generator up and closes the
-    sinks; starting and stopping the generator is the caller's."""
+    """The ASGI application; `app.state.replica` is its Replica. Its lifespan warms the generator up, works batch jobs
+    off and closes the sinks; starting and stopping the generator is the caller's. Raises UsageError for a folder of
+    batch jobs that cannot be used."""
     replica = Replica(generator, config, sink, content_sink=content_sink, clock=clock)
     health, texts = HealthEndpoints(replica), TextEndpoints(replica)
-    document = openapi_document()
+    batches = None if batch is None else Batches(replica, batch)
+    document = openapi_document(batches=batches is not None)
 
     async def openapi(_: Request) -> Response:
         return json_response(document)
@@ -48,10 +53,14 @@ def build_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         warm_up = asyncio.create_task(replica.warm_up())
+        if batches is not None:
+            batches.start()
         try:
             yield
         finally:
             warm_up.cancel()
+            if batches is not None:
+                await batches.close()
             for open_sink in (sink, content_sink):
                 if open_sink is not None:
                     await asyncio.to_thread(open_sink.close)
@@ -63,6 +72,7 @@ def build_app(
             Route("/v1/chat/completions", GenerateEndpoint(replica, CHAT), methods=["POST"]),
             Route("/v1/completions", GenerateEndpoint(replica, COMPLETIONS), methods=["POST"]),
             Route("/v1/responses", GenerateEndpoint(replica, RESPONSES), methods=["POST"]),
+            *batch_routes(batches),
             Route("/identity", texts.identity, methods=["GET"]),
             Route("/tokenize", texts.tokenize, methods=["POST"]),
             Route("/detokenize", texts.detokenize, methods=["POST"]),

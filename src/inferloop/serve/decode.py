@@ -33,16 +33,16 @@ async def beside_loop(read: Callable[Concatenate[bytes, P], R], body: bytes, *ar
     return read(body, *args, **kwargs)
 
 
-def decode_body(body: bytes, type_: type[T]) -> T:
-    """Raises RequestError."""
+def decode_body(body: bytes, type_: type[T], *, what: str = "The body") -> T:
+    """Raises RequestError; `what` is what it calls the whole."""
     try:
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
         raise _explain(str(error), type_) from None
     except msgspec.DecodeError as error:
-        raise _not_json(body, str(error)) from None
+        raise _not_json(body, str(error), what) from None
     except RecursionError:
-        raise RequestError("The body is nested too deeply", code="invalid_json") from None
+        raise RequestError(f"{what} is nested too deeply", code="invalid_json") from None
 
 
 def _explain(text: str, type_: type[msgspec.Struct]) -> RequestError:
@@ -63,7 +63,7 @@ def _explain(text: str, type_: type[msgspec.Struct]) -> RequestError:
     return RequestError(f"{path or 'body'}: {problem}", param=path)
 
 
-def _not_json(body: bytes, problem: str) -> RequestError:
+def _not_json(body: bytes, problem: str, what: str) -> RequestError:
     """NaN and Infinity are not JSON, but clients send them; then the error can name the field."""
     try:
         path = _not_finite(json.loads(body), "")
@@ -71,7 +71,7 @@ def _not_json(body: bytes, problem: str) -> RequestError:
         path = None
     if path:
         return RequestError(f"{path} must be a finite number", param=path)
-    return RequestError(f"The body is not valid JSON: {problem}", code="invalid_json")
+    return RequestError(f"{what} is not valid JSON: {problem}", code="invalid_json")
 
 
 def _not_finite(value: Any, path: str) -> str | None:

@@ -37,6 +37,17 @@ class NotFoundError(RequestError):
     status = 404
 
 
+class ConflictError(RequestError):
+    status = 409
+
+
+class NoRoomError(RequestError):
+    status = 507
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="no_room")
+
+
 class MethodError(RequestError):
     status = 405
 

@@ -63,8 +63,11 @@ class Attempt:
         *,
         number: int = 1,
         traffic_class: str | None = None,
+        background: bool = False,
     ) -> None:
+        """`background`: nobody waits for it, so it counts in tokens, and in neither requests nor latencies."""
         self.replica, self.request_id, self.trace = replica, request_id, trace
+        self._background = background
         self.number, self.traffic_class = number, traffic_class
         self.event_id = new_id("ev")
         self.t_in_ns, self.t_wall_ns = replica.clock.now_ns(), replica.clock.wall_ns()
@@ -116,17 +119,21 @@ class Attempt:
         metrics.generation_tokens += num_tokens
         if self._t_first_ns is None or self._t_last_ns is None:
             self._first, self._t_first_ns = choice, t_ns
-            metrics.observe("ttft", (t_ns - self.t_in_ns) / NS_PER_S)
+            self._observe("ttft", (t_ns - self.t_in_ns) / NS_PER_S)
         if choice.t_first_ns is None:
             choice.t_first_ns = t_ns
         else:
             choice.num_after_first += num_tokens
-            metrics.observe("itl", (t_ns - choice.t_last_ns) / NS_PER_S / num_tokens, num_tokens)
+            self._observe("itl", (t_ns - choice.t_last_ns) / NS_PER_S / num_tokens, num_tokens)
         choice.t_last_ns = t_ns
         # Choices reach this loop one after the other, so stamps of two of them may come in the wrong order.
         self._t_last_ns = max(t_ns, self._t_last_ns or t_ns)
         self._num_output += num_tokens
         self._offsets_us.extend([max(0, t_ns - self._t_first_ns) // 1000] * num_tokens)
+
+    def _observe(self, key: str, seconds: float, times: int = 1) -> None:
+        if not self._background:
+            self.replica.metrics.observe(key, seconds, times)
 
     @property
     def usage(self) -> Usage:
@@ -184,7 +191,7 @@ class Attempt:
     def fail(self, error: BaseException, *, status: int | None = None) -> None:
         """The request was refused or the generation failed; `status` is what the client saw, if not the error's own."""
         refused = isinstance(error, RequestError | OverloadedError) and self._num_output == 0
-        if refused:
+        if refused and not self._background:
             code = error.code if isinstance(error, RequestError) else "overloaded"
             metrics = self.replica.metrics
             metrics.refused[code] = metrics.refused.get(code, 0) + 1
@@ -197,7 +204,7 @@ class Attempt:
     def _end(self, reason: FinishReason, error: str | None, status: int | None, *, count: bool = True) -> None:
         assert not self.done, "an attempt ends once"
         self.done = True
-        if count:
+        if count and not self._background:
             self._count_request(reason)
         event = self._event(reason, error, status)
         self.replica.sink.write(event)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -92,10 +93,21 @@ class Histogram:
         return rows
 
 
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """Rows of batch jobs: those without an answer now, and those answered since the start."""
+
+    num_waiting: int
+    num_running: int
+    completed: int
+    failed: int
+
+
 class Metrics(Collector):
     """Counters only grow. A request is one HTTP request, however many choices it has; choices are what runs and waits,
     and what gaps between tokens are measured in. Requests refused before the engine are counted apart, so that for the
-    others sum over finish reasons = TTFT observations + requests that ended without a token."""
+    others sum over finish reasons = TTFT observations + requests that ended without a token. Rows of batch jobs count
+    in tokens, else apart."""
 
     def __init__(self, *, model: str, identity_digest: str, stats: Callable[[], EngineStats], aliases: str | None):
         self._stats, self._model = stats, model
@@ -108,6 +120,7 @@ class Metrics(Collector):
         self.refused: dict[str, int] = {}
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.events_lost: Callable[[], int] = lambda: 0
+        self.batch_rows: Callable[[], BatchRows] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -146,12 +159,23 @@ class Metrics(Collector):
             ("inferloop_events_lost", "Events lost to a full queue or disk.", self.events_lost()),
         ):
             yield _counter(name, text, self._labels, [({}, value)])
+        if self.batch_rows is not None:
+            yield from self._batch_families(self.batch_rows())
         finished = [({"finish_reason": str(reason)}, count) for reason, count in self.finished.items()]
         yield _counter("inferloop_requests", _REQUESTS_HELP, self._labels, finished)
         refused = [({"code": code}, count) for code, count in sorted(self.refused.items())]
         yield _counter("inferloop_requests_refused", "Requests refused before the engine.", self._labels, refused)
         for key, (name, _, text, _) in _HISTOGRAMS.items():
             yield self._histogram(f"inferloop_{name}", text, key, self._labels)
+
+    def _batch_families(self, rows: BatchRows) -> Iterator[Metric]:
+        text = "Rows of batch jobs that have no answer yet."
+        family = GaugeMetricFamily("inferloop_batch_rows", text, labels=[*self._labels, "state"])
+        for state, count in (("waiting", rows.num_waiting), ("running", rows.num_running)):
+            family.add_metric([*self._labels.values(), state], count)
+        yield family
+        answered = [({"state": "completed"}, rows.completed), ({"state": "failed"}, rows.failed)]
+        yield _counter("inferloop_batch_rows_answered", "Rows of batch jobs answered.", self._labels, answered)
 
     def _vllm_families(self, s: EngineStats) -> Iterator[Metric]:
         labels = {"model_name": self._model, "engine": "0"}

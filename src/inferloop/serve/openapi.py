@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from inferloop.serve import replies, wire
+from inferloop.serve.batch import wire as batch
 from inferloop.serve.responses.replies import Response
 from inferloop.serve.responses.wire import ResponsesRequest
 
@@ -25,6 +26,32 @@ _OK = {
     "/health/progress": ("get", None, replies.Progress, "Step counter and queue."),
 }
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_BATCH: list[tuple[str, str, Any, Any, str]] = [
+    ("/v1/files", "get", None, batch.FileList, "The files, the newest first."),
+    ("/v1/files", "post", None, batch.FileObject, "Upload the input of a batch."),
+    ("/v1/files/{file_id}", "get", None, batch.FileObject, "One file."),
+    ("/v1/files/{file_id}", "delete", None, batch.FileDeleted, "Delete a file that no unfinished batch needs."),
+    ("/v1/files/{file_id}/content", "get", None, None, "What is in a file."),
+    ("/v1/batches", "get", None, batch.BatchList, "The batches, the newest first."),
+    ("/v1/batches", "post", batch.BatchRequest, batch.Batch, "Answer every request of a file."),
+    ("/v1/batches/{batch_id}", "get", None, batch.Batch, "One batch, how far it is and how long it will take."),
+    ("/v1/batches/{batch_id}/cancel", "post", None, batch.Batch, "Stop a batch; what was answered is kept."),
+]
+_QUERY: dict[str, dict[str, dict[str, Any]]] = {
+    "/v1/files": {
+        "purpose": {"type": "string"},
+        "after": {"type": "string"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 10_000},
+        "order": {"type": "string", "enum": ["asc", "desc"]},
+    },
+    "/v1/batches": {"after": {"type": "string"}, "limit": {"type": "integer", "minimum": 1, "maximum": 100}},
+}
+_UPLOAD = {
+    "type": "object",
+    "properties": {"purpose": {"const": "batch"}, "file": {"type": "string", "format": "binary"}},
+    "required": ["purpose", "file"],
+    "additionalProperties": False,
+}
 _REQUEST_HEADERS = {
     "x-request-id": "Echoed; made up when absent.",
     "traceparent": "W3C Trace Context to continue.",
@@ -32,9 +59,11 @@ _REQUEST_HEADERS = {
 }
 
 
-def openapi_document() -> dict[str, Any]:
-    """An OpenAPI 3.1 document."""
-    types = {t for _, request, answer, _ in _OK.values() for t in (request, answer) if t is not None}
+def openapi_document(*, batches: bool = False) -> dict[str, Any]:
+    """An OpenAPI 3.1 document; with the paths of batch jobs when the server keeps them."""
+    jobs = _BATCH if batches else []
+    types: set[Any] = {t for _, request, answer, _ in _OK.values() for t in (request, answer) if t is not None}
+    types |= {t for _, _, request, answer, _ in jobs for t in (request, answer) if t is not None}
     types.add(replies.ErrorResponse)
     ordered = sorted(types, key=lambda t: t.__name__)
     refs, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
@@ -42,6 +71,9 @@ def openapi_document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, (method, request, answer, summary) in _OK.items():
         paths[path] = {method: _operation(path, summary, request, answer, schema_of)}
+    for path, method, body, reply, summary in jobs:
+        operation = _operation(path, summary, body, reply, schema_of)
+        paths.setdefault(path, {})[method] = _batch_operation(path, method, operation)
     for path, media in (("/metrics", "text/plain"), ("/openapi.json", "application/json")):
         paths[path] = {"get": {"responses": {"200": {"description": path, "content": {media: {}}}}}}
     return {
@@ -77,4 +109,21 @@ def _operation(
             {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
             for name, text in _REQUEST_HEADERS.items()
         ]
+    return operation
+
+
+def _batch_operation(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any]:
+    """`operation`, changed, with what only files and batches have."""
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+    ]
+    if method == "get":
+        query = _QUERY.get(path, {})
+        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
+    operation["parameters"] = parameters
+    if path == "/v1/files" and method == "post":
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
+    if path.endswith("/content"):
+        operation["responses"]["200"]["content"] = {"application/jsonl": {}}
     return operation

@@ -53,9 +53,13 @@ class Replica:
         )
         self.metrics.events_lost = lambda: getattr(sink, "num_lost", 0)
         self.attempts: dict[asyncio.Task[object], Interruptible] = {}
-        self.draining = False
+        self.drain_began = asyncio.Event()
         self._warm = False
         self._warm_problem = "no token produced yet"
+
+    @property
+    def draining(self) -> bool:
+        return self.drain_began.is_set()
 
     def not_ready(self) -> str | None:
         """Why this replica must not get traffic; None when it may."""
@@ -93,7 +97,7 @@ class Replica:
 
     async def drain(self) -> None:
         """Refuse new requests, let the running ones finish for `drain_timeout_s`, then abort what is left."""
-        self.draining = True
+        self.drain_began.set()
         if self.attempts:
             await asyncio.wait(list(self.attempts), timeout=self.config.drain_timeout_s)
         self.abort_all("drain")
