@@ -23,7 +23,7 @@ from inferloop.backends.protocols import GeneratorInfo, Prompt
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.records.event import Content, ReplicaEvent
 from inferloop.records.sink import JsonlSink, Record
-from inferloop.serve import answer, app, generate
+from inferloop.serve import answer, app, endpoint, generate
 from inferloop.serve.app import build_app
 from inferloop.serve.asgi import REQUEST_ID
 from inferloop.serve.config import ServeConfig
@@ -182,7 +182,7 @@ async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.M
 
 
 async def test_a_client_that_stopped_reading_does_not_hold_up_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "_TELL_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(endpoint, "_TELL_TIMEOUT_S", 0.01)
     sink, stuck = ListSink(), asyncio.Event()
     replica = Replica(ScriptedGenerator(FAST, model_id="m"), ServeConfig(drain_timeout_s=0), sink)
     messages = [{"type": "http.request", "body": b'{"model":"m","prompt":"x","stream":true}'}]
@@ -198,8 +198,8 @@ async def test_a_client_that_stopped_reading_does_not_hold_up_a_drain(monkeypatc
             stuck.set()
             await asyncio.Event().wait()
 
-    endpoint = generate.GenerateEndpoint(replica, answer.COMPLETIONS)
-    answering = asyncio.create_task(endpoint({"type": "http", "headers": [], REQUEST_ID: "r"}, receive, send))
+    completions = generate.GenerateEndpoint(replica, answer.COMPLETIONS)
+    answering = asyncio.create_task(completions({"type": "http", "headers": [], REQUEST_ID: "r"}, receive, send))
     await stuck.wait()
     async with asyncio.timeout(4):
         await replica.drain()

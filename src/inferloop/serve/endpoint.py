@@ -1,0 +1,127 @@
+"""What every endpoint that works for long is: one attempt, cut short when the client leaves or the server stops, its
+failure told as well as is still possible, and always one event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from inferloop.core.errors import EngineError, InferloopError, OverloadedError
+from inferloop.core.ids import TraceContext
+from inferloop.serve.asgi import REQUEST_ID, ClientGoneError, read_body, send_body, send_error, wait_disconnect
+from inferloop.serve.errors import NOT_FAULTS, log_bug
+from inferloop.serve.finish import Attempt
+from inferloop.serve.replica import Replica
+
+_TELL_TIMEOUT_S = 1.0
+"""How long a failure waits for a client that does not read."""
+
+
+class Answering:
+    """Sends one answer; knows whether its headers are out, which decides how a failure can still be told."""
+
+    def __init__(self, attempt: Attempt, send: Send) -> None:
+        self.attempt, self.send = attempt, send
+        self.started = False
+
+    async def run(self, body: bytes) -> None:
+        """Answer the request completely and end the attempt."""
+        raise NotImplementedError
+
+    def broken(self, error: BaseException) -> bytes:
+        """The last thing sent when the answer fails after its beginning went out."""
+        raise NotImplementedError
+
+    async def failed(self, error: BaseException) -> None:
+        """Tell the client as well as is still possible."""
+        if self.attempt.done:  # the event was written before the last bytes met a closed connection
+            return
+        self.attempt.fail(error, status=200 if self.started else None)
+        await self._tell(error)
+
+    async def interrupted(self) -> None:
+        why = self.attempt.interrupted_by
+        assert why is not None
+        if self.attempt.done:
+            return
+        if why == "disconnect":
+            self.attempt.abort(why)
+            return
+        self.attempt.abort(why, status=200 if self.started else 503)
+        if self.started:
+            await self._tell(EngineError("this replica shut down before the answer was complete"))
+        else:  # nothing was sent, so another replica can take the request
+            await self._tell(OverloadedError("this replica is shutting down"))
+
+    async def _tell(self, error: BaseException) -> None:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_TELL_TIMEOUT_S):
+                if self.started:
+                    await send_body(self.send, self.broken(error))
+                else:
+                    await send_error(self.send, error)
+
+
+class Endpoint:
+    """An ASGI application for one path."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def answering(self, attempt: Attempt, headers: Headers, send: Send) -> Answering:
+        """What answers one request."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        attempt = Attempt(
+            self._replica,
+            scope[REQUEST_ID],
+            TraceContext.from_header(headers.get("traceparent")),
+            number=_small_int(headers.get("x-inferloop-attempt")),
+            traffic_class=_short(headers.get("x-inferloop-class")),
+        )
+        task = asyncio.current_task()
+        assert task is not None
+        self._replica.attempts[task] = attempt
+        answer = self.answering(attempt, headers, send)
+        watcher: asyncio.Task[None] | None = None
+        try:
+            body = await read_body(receive, self._replica.config.max_body_bytes)
+            watcher = asyncio.create_task(_interrupt_on_disconnect(receive, task, attempt))
+            self._replica.admit()
+            await answer.run(body)
+        except ClientGoneError:
+            attempt.abort("disconnect")
+        except asyncio.CancelledError:
+            if attempt.interrupted_by is None:  # the server itself is being torn down
+                attempt.abort("drain")
+                raise
+            task.uncancel()
+            await answer.interrupted()
+        except NOT_FAULTS:
+            raise
+        except BaseException as error:
+            if not isinstance(error, InferloopError):
+                log_bug(attempt.request_id, error)
+            await answer.failed(error)
+        finally:
+            del self._replica.attempts[task]
+            if watcher is not None:
+                watcher.cancel()
+
+
+async def _interrupt_on_disconnect(receive: Receive, task: asyncio.Task[object], attempt: Attempt) -> None:
+    await wait_disconnect(receive)
+    attempt.interrupt(task, "disconnect")
+
+
+def _small_int(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 6 else 1
+
+
+def _short(text: str | None) -> str | None:
+    return text if text and text.isascii() and text.isprintable() and len(text) <= 64 else None
