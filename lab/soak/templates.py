@@ -1,0 +1,70 @@
+"""The fixed pool of requests whose answers are known: greedy or seeded, every feature in at least one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+PREAMBLE = (
+    "You are the friendly guide of a small museum of trains. You know everything about steam engines, signals, "
+    "bridges and tunnels, and you answer in short sentences that children understand. "
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"type": "integer"}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A request without `model`, `stream` and what has no influence on the answer. `can_stream`, `takes_salt`: the
+    endpoint has that field."""
+
+    name: str
+    path: str
+    body: dict[str, Any]
+    can_stream: bool = True
+    takes_salt: bool = True
+
+
+def _chat(name: str, question: str, **fields: Any) -> Template:
+    messages = [{"role": "system", "content": PREAMBLE}, {"role": "user", "content": question}]
+    return Template(name, CHAT, {"messages": messages, "max_tokens": 32, "temperature": 0, **fields})
+
+
+def _completion(name: str, prompt: Any, **fields: Any) -> Template:
+    return Template(name, COMPLETIONS, {"prompt": prompt, "max_tokens": 32, "temperature": 0, **fields})
+
+
+TEMPLATES = (
+    _chat("greedy chat", "What pulls a train?", max_tokens=48),
+    _chat("seeded chat", "Why are there tunnels?", temperature=0.9, top_p=0.9, seed=11),
+    _chat("chat log-probabilities", "How fast is a train?", logprobs=True, top_logprobs=3),
+    _chat("three seeded choices", "Name a bridge.", n=3, seed=5, temperature=1.0, max_tokens=24),
+    _chat("stop strings", "Count to ten.", stop=["5", "five", "\n\n"]),
+    _chat("unicode", "Repeat exactly: 삼겹살 김치 👩‍👩‍👧‍👦 ñandú 東京", max_tokens=40),
+    _chat("penalties", "Tell me about signals.", temperature=0.7, seed=3, presence_penalty=0.5, frequency_penalty=0.4,
+          repetition_penalty=1.1),
+    _chat("logit bias", "Who drives a train?", logit_bias={"260": -100, "506": 3.5}),
+    _chat("JSON schema", "Describe a train.", max_tokens=64, seed=8, temperature=0.8,
+          response_format={"type": "json_schema", "json_schema": {"name": "train", "schema": SCHEMA}}),
+    _chat("JSON object", "Describe a signal as JSON.", max_tokens=40, response_format={"type": "json_object"}),
+    _completion("alphabet", "Here is the English alphabet: A B C D"),
+    _completion("three echoed prompts", ["1 2 3 4", "Once upon a time", PREAMBLE], echo=True, max_tokens=12),
+    _completion("token ids", [[504, 2365, 6354, 16438], [28, 216, 34]], max_tokens=24, n=2, seed=21, temperature=0.8),
+    _completion("minimum length", PREAMBLE + "The first train", min_tokens=20, stop_token_ids=[30, 18], max_tokens=30),
+    _completion("regex", "The date is ", structured_outputs={"regex": "20[0-9]{2}-[01][0-9]-[0-3][0-9]"}),
+    _completion("grammar", "Colours: ", seed=4, temperature=1.0,
+                structured_outputs={"grammar": 'start: COLOUR (", " COLOUR){2}\nCOLOUR: "red" | "green" | "blue"\n'}),
+    _completion("long prompt", PREAMBLE * 4 + "So the guide says:", max_tokens=40),
+    _completion("filtered draws", PREAMBLE * 2, top_k=20, min_p=0.02, seed=-7, temperature=1.3, ignore_eos=True,
+                max_tokens=60),
+    _completion("long answer", "Dear diary,", max_tokens=120, ignore_eos=True),
+    _completion("two long answers", "1", max_tokens=90, ignore_eos=True, n=2, seed=13, temperature=0.9),
+    _completion("long answer with log-probabilities", "The", max_tokens=100, logprobs=1, ignore_eos=True,
+                repetition_penalty=1.2),
+    _completion("completion log-probabilities", "The capital of France is", logprobs=2, max_tokens=10),
+)  # fmt: skip
