@@ -35,12 +35,17 @@ async def test_the_gateway_changes_no_check(fleet: Fleet) -> None:
     assert not [c for c in behind if c.outcome == "failed"] and len(behind) > 10
 
 
-async def test_the_openai_client_sees_a_broken_stream_as_an_api_error(fleet: Fleet) -> None:
+@pytest.mark.parametrize("kind", ["chat", "responses"])
+async def test_the_openai_client_sees_a_broken_stream_as_an_api_error(fleet: Fleet, kind: str) -> None:
     async with openai.AsyncOpenAI(base_url=fleet.url + "/v1", api_key="none", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["demo"]
-        stream = await client.chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=100_00
-        )
+        stream: AsyncIterator[object]
+        if kind == "chat":
+            stream = await client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=10_000
+            )
+        else:
+            stream = await client.responses.create(model="demo", input="Hi", stream=True, max_output_tokens=10_000)
         pid = fleet.status().replicas[0].pid
         assert pid is not None
         with pytest.raises(openai.APIError, match="in the middle of the answer"):

@@ -45,6 +45,21 @@ class Sloppy:
         data = "".join(f"data: {json.dumps(e)}\n\n" for e in events)
         return Response(data + "data: [DONE]\n\n", media_type="text/event-stream")
 
+    async def responses(self, request: Request) -> Response:
+        """Right as a whole; as a stream it loses a word."""
+        content = [{"type": "output_text", "text": self.TEXT}]
+        usage = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+        output = [{"type": "message", "content": content}]
+        whole = {"object": "response", "status": "completed", "output": output, "usage": usage}
+        if not (await request.json()).get("stream"):
+            return JSONResponse(whole)
+        kinds = [{"type": "response.created"}] + [
+            {"type": "response.output_text.delta", "delta": word} for word in self.TEXT.split(" ")[1:]
+        ]
+        events: list[dict[str, Any]] = [*kinds, {"type": "response.completed", "response": whole}]
+        data = "".join(f"data: {json.dumps(e | {'sequence_number': i})}\n\n" for i, e in enumerate(events))
+        return Response(data, media_type="text/event-stream")
+
     async def models(self, _: Request) -> Response:
         return JSONResponse({"data": [{"id": "other", "max_model_len": 100}]})
 
@@ -69,6 +84,7 @@ class Sloppy:
             routes=[
                 Route("/v1/chat/completions", self.answer, methods=["POST"]),
                 Route("/v1/completions", self.answer, methods=["POST"]),
+                Route("/v1/responses", self.responses, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/detokenize", self.detokenize, methods=["POST"]),
@@ -98,10 +114,10 @@ async def test_what_is_not_offered_is_refused_not_failed() -> None:
         return Response(status_code=404)
 
     routes = [Route("/v1/chat/completions", nothing, methods=["POST"]), Route("/{rest:path}", absent, methods=["GET"])]
-    names = ("logprobs", "health", "metrics", "disconnect")
+    names = ("logprobs", "health", "metrics", "disconnect", "responses")
     async with serving(Starlette(routes=routes)) as url:
         results = await run_checks(url, "m", checks=[BY_NAME[name] for name in names])
-    assert [r.outcome for r in results] == ["refused"] * 4
+    assert [r.outcome for r in results] == ["refused"] * 5
 
 
 @pytest.mark.parametrize("check", [BY_NAME["chat"], BY_NAME["disconnect"]], ids=lambda c: c.__name__)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+from inferloop.backends.conformance_responses import check_responses
 from inferloop.backends.conformance_target import (
     CHAT,
     COMPLETIONS,
@@ -336,4 +337,5 @@ CHECKS = (
     check_health,
     check_metrics,
     check_disconnect,
+    check_responses,
 )

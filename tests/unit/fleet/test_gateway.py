@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
+from openai.types.responses import ResponseErrorEvent
 
 from inferloop.backends.http import HttpClient, HttpError, Response
 from inferloop.core.errors import PortInUseError
@@ -208,6 +209,33 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_half_event(f
     assert sum(len(stub.asked) for stub in front.stubs) == 1, "no retry after the first byte"
     assert [fault[0] for fault in front.faults] == [event.replica]
     assert await front.metric("inferloop_gateway_broken_streams_total") == 1
+
+
+@pytest.mark.parametrize("code", ["replica_failed", "stopping"])
+async def test_a_broken_stream_of_responses_ends_with_a_typed_and_numbered_error(front: Front, code: str) -> None:
+    three = b"".join(b'event: e\ndata: {"type":"e","sequence_number":%d}\n\n' % number for number in range(3))
+
+    async def handle(asked: Asked, talk: Talk) -> None:
+        await talk.sse()
+        await talk.chunk(three[:60])
+        await talk.chunk(three[60:] + b"event: half an ev")
+        if code == "stopping":
+            await talk.until_closed()
+        talk.cut()
+
+    await front.open(handle)
+    pieces = (await front.post(path="/v1/responses")).pieces()
+    text = b""
+    while not text.startswith(three):
+        text += (await anext(pieces))[1]
+    if code == "stopping":
+        await front.server.stop(0)
+    text += b"".join([data async for _, data in pieces])
+    kind, _, data = text.removeprefix(three).partition(b"\ndata: ")
+    told = json.loads(data)
+    event = ResponseErrorEvent.model_validate(told)
+    assert (kind, event.type, event.sequence_number, event.code) == (b"event: error", "error", 3, code)
+    assert told["error"]["code"] == code, "by which the openai package knows to raise"
 
 
 async def test_a_last_event_without_its_blank_line_is_passed_on_at_an_orderly_end(front: Front) -> None:

@@ -25,21 +25,26 @@ class Answer:
     headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
 
 
-def _error_object(status: int, message: str, code: str) -> bytes:
+def _error_object(status: int, message: str, code: str) -> dict[str, Any]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def error_answer(status: int, message: str, code: str, *, retry_after_s: int | None = None) -> Answer:
     headers: RawHeaders = [(b"content-type", b"application/json")]
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))
-    return Answer(status, _error_object(status, message, code), tuple(headers))
+    return Answer(status, msgspec.json.encode(_error_object(status, message, code)), tuple(headers))
 
 
-def error_event(message: str, code: str) -> bytes:
-    """One SSE event; the OpenAI clients raise on a `data:` object that has `error`."""
-    return b"data: " + _error_object(502, message, code) + b"\n\n"
+def error_event(message: str, code: str, number: int | None = None) -> bytes:
+    """One SSE event; the OpenAI clients raise on a `data:` object that has `error`. With a `number` it is also the
+    typed event of that number in a stream of /v1/responses, for clients that look at types alone."""
+    data = _error_object(502, message, code)
+    if number is None:
+        return b"data: " + msgspec.json.encode(data) + b"\n\n"
+    typed = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": number}
+    return b"event: error\ndata: " + msgspec.json.encode(typed | data) + b"\n\n"
 
 
 async def send_answer(send: Send, answer: Answer, extra: RawHeaders) -> None:

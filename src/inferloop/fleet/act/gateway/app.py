@@ -29,7 +29,7 @@ from inferloop.fleet.act.gateway.answers import (
     send_answer,
 )
 from inferloop.fleet.act.gateway.disconnect import UntilDisconnect
-from inferloop.fleet.act.gateway.frames import FrameBuffer
+from inferloop.fleet.act.gateway.frames import FrameBuffer, count_events
 from inferloop.fleet.act.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from inferloop.fleet.act.gateway.upstream import (
     Failed,
@@ -48,6 +48,7 @@ from inferloop.records.sink import Sink
 log = logging.getLogger(__name__)
 _METHODS = ("GET", "POST", "DELETE")
 _FORWARDED_PATHS = ("/tokenize", "/detokenize", "/openapi.json")
+_TYPED_STREAMS = ("/v1/responses",)
 _MAX_ATTEMPTS = 2
 
 
@@ -80,6 +81,8 @@ class _Account:
     admission: str = "accepted"
     error_class: str | None = None
     answered: bool = False
+    num_events: int | None = None
+    """Events passed on so far, where their type and number matter; see error_event."""
 
 
 class Gateway:
@@ -133,6 +136,7 @@ class Gateway:
             self._clock.wall_ns(),
         )
         path: str = scope["path"]
+        account.num_events = 0 if path in _TYPED_STREAMS else None
         own = self._own_answer(scope["method"], path)
         if own is not None:
             await send_answer(send, own, _identity_headers(account))
@@ -254,6 +258,8 @@ class Gateway:
                 upstream.num_bytes += len(data)
                 self._num_pieces += 1
                 if whole := frames.push(data):
+                    if account.num_events is not None:
+                        account.num_events += count_events(whole)
                     await send({"type": "http.response.body", "body": whole, "more_body": True})
                 data = await response.next_bytes()
             last = frames.rest()
@@ -263,7 +269,8 @@ class Gateway:
                 upstream.replica_id, Failed(AttemptOutcome(200, error.kind, answer_began=True), str(error))
             )
             self.metrics.broken_streams.inc()
-            last = error_event(f"the replica failed in the middle of the answer: {error}", "replica_failed")
+            text = f"the replica failed in the middle of the answer: {error}"
+            last = error_event(text, "replica_failed", account.num_events)
         finally:
             response.release()
         account.answered = True
@@ -275,7 +282,8 @@ class Gateway:
         if account.status is None:
             await self._answer(send, account, error_answer(status, message, code))
         elif not account.answered:
-            await send({"type": "http.response.body", "body": error_event(message, code), "more_body": False})
+            last = error_event(message, code, account.num_events)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _answer(self, send: Send, account: _Account, answer: Answer) -> None:
         account.status, account.answered = answer.status, True

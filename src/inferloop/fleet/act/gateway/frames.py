@@ -10,6 +10,11 @@ _ENDS = (b"\n\n", b"\r\n\r\n")
 _MAX_HELD_BYTES = 1 << 20
 
 
+def count_events(whole: bytes) -> int:
+    """How many events there are in bytes that end at an event boundary; data has no line breaks of its own."""
+    return sum(whole.count(end) for end in _ENDS)
+
+
 class FrameBuffer:
     """Bytes in, whole events out. What is held exceeds 1 MiB only if one event does; then it is passed on as it is."""
 

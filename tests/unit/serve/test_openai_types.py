@@ -1,0 +1,111 @@
+"""Every answer is what the openai package's types say, field by field: nothing missing, wrong or unknown to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import pytest
+import pytest_asyncio
+from openai.types import Completion, CompletionChoice, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from inferloop.backends.http import HttpClient
+from inferloop.backends.scripted import Script, ScriptedGenerator
+from inferloop.records.sink import DropSink
+from inferloop.serve.app import build_app
+from inferloop.serve.config import ServeConfig
+from inferloop.serve.run import serving
+
+
+class UnfinishedChoice(CompletionChoice):
+    """OpenAI's own chunks have null until the end, which its type leaves out."""
+
+    finish_reason: Literal["stop", "length"] | None  # type: ignore[assignment]
+
+
+class CompletionChunk(Completion):
+    choices: list[UnfinishedChoice]  # type: ignore[assignment]
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+SEVERAL = {"n": 2, "max_tokens": 5}
+INCLUDE = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+ASKED: list[tuple[str, dict[str, Any], Any, Any]] = [
+    ("/v1/chat/completions", CHAT, ChatCompletion, ChatCompletionChunk),
+    (
+        "/v1/chat/completions",
+        {**CHAT, **SEVERAL, "logprobs": True, "top_logprobs": 1},
+        ChatCompletion,
+        ChatCompletionChunk,
+    ),
+    ("/v1/completions", {"prompt": "hi"}, Completion, CompletionChunk),
+    ("/v1/completions", {"prompt": ["hi", "ho"], **SEVERAL, "logprobs": 1}, Completion, CompletionChunk),
+    ("/v1/responses", {"input": "hi"}, Response, ResponseStreamEvent),
+    (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": "x"}], "max_output_tokens": 3, **INCLUDE},
+        Response,
+        ResponseStreamEvent,
+    ),
+]
+NOT_IN_THE_PACKAGE = {
+    "store",  # which OpenAI's own responses have
+    "bytes",  # of log-probabilities in a stream of responses, which OpenAI's own have too
+}
+
+
+def unknown_fields(value: Any, where: str = "") -> list[str]:
+    """Paths of what the package's types do not know."""
+    if isinstance(value, BaseModel):
+        extra = [f"{where}.{name}" for name in value.model_extra or {}]
+        own = [(f"{where}.{name}", getattr(value, name)) for name in type(value).model_fields]
+        return extra + [found for path, item in own for found in unknown_fields(item, path)]
+    if isinstance(value, list):
+        return [found for item in value for found in unknown_fields(item, f"{where}[]")]
+    return []
+
+
+def check(type_: Any, data: str | bytes) -> None:
+    """As JSON and strictly: a number is no text, nor the other way round."""
+    unknown = unknown_fields(TypeAdapter(type_).validate_json(data, strict=True))
+    assert {path.rpartition(".")[2] for path in unknown} <= NOT_IN_THE_PACKAGE, unknown
+
+
+@pytest_asyncio.fixture
+async def client() -> AsyncIterator[HttpClient]:
+    generator = ScriptedGenerator(Script(ttft_ms=1, tpot_ms=0, text="Größe 世界"), model_id="m")
+    async with serving(build_app(generator, ServeConfig(), DropSink())) as url:
+        client = HttpClient(url)
+        yield client
+        await client.close()
+
+
+@pytest.mark.parametrize(("path", "body", "whole", "_"), ASKED)
+async def test_whole_answers(client: HttpClient, path: str, body: dict[str, Any], whole: Any, _: Any) -> None:
+    answer = await client.request("POST", path, body=json.dumps({"model": "m", **body}).encode())
+    data = await answer.read()
+    assert answer.status == 200, data
+    check(whole, data)
+
+
+@pytest.mark.parametrize(("path", "body", "_", "chunk"), ASKED)
+async def test_streamed_answers(client: HttpClient, path: str, body: dict[str, Any], _: Any, chunk: Any) -> None:
+    asked = {"model": "m", **body, "stream": True}
+    if path != "/v1/responses":
+        asked["stream_options"] = {"include_usage": True}
+    answer = await client.request("POST", path, body=json.dumps(asked).encode())
+    lines = (await answer.read()).decode().splitlines()
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+    assert answer.status == 200 and len(data) > 4
+    for line in data:
+        check(chunk, line)
+
+
+async def test_models(client: HttpClient) -> None:
+    for model in (await client.get_json("/v1/models"))["data"]:
+        unknown = unknown_fields(Model.model_validate(model))
+        assert unknown == [".max_model_len", ".identity_digest"], "vLLM's extension, and ours"
