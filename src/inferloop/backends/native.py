@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from inferloop.backends.assemble import Assembler, IncrementalDecoder
-from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, Prompt, StageTimes
+from inferloop.backends.protocols import (
+    Delta,
+    Embedding,
+    EmbeddingInfo,
+    EmbedRequest,
+    GenerateRequest,
+    GeneratorInfo,
+    Prompt,
+    StageTimes,
+)
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import EngineError, RequestError
-from inferloop.core.request import Grammar, TokenRequest
+from inferloop.core.request import Grammar, Sampling, TokenRequest
 from inferloop.engine.compute.runner import Runner
 from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
 from inferloop.engine.schedule.mask import Mask
+from inferloop.engine.schedule.step import Float32, Float64
 from inferloop.engine.stats import EngineStats
 from inferloop.engine.text.answer import PLAIN_STYLE, AnswerStyle
 from inferloop.models.identity import ServingIdentity
@@ -53,7 +66,7 @@ class GrammarCodec(Protocol):
 
 
 class NativeGenerator:
-    """Implements Generator and TextCodec. `start` before the first request; `stop` ends every request."""
+    """Implements Generator, TextCodec and Embedder. `start` before the first request; `stop` ends every request."""
 
     def __init__(
         self,
@@ -70,6 +83,7 @@ class NativeGenerator:
         self._numbers = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        size = runner.info.hidden_size
         self._info = GeneratorInfo(
             model_id=identity.model_id,
             context_length=self._engine.max_total_tokens,
@@ -78,6 +92,7 @@ class NativeGenerator:
             structured_output=isinstance(codec, GrammarCodec),
             answer_style=answer_style,
             scoring=True,
+            embedding=EmbeddingInfo(size, self._engine.max_prompt_tokens) if size else None,
         )
 
     def start(self) -> None:
@@ -105,11 +120,8 @@ class NativeGenerator:
         self._loop = asyncio.get_running_loop()
         prompt_ids = await self._encode(request.prompt)
         mask = await self._compile(request.sampling.grammar)
-        # A caller's request id may repeat; the engine's must not.
-        engine_id = f"{request.request_id}/{next(self._numbers)}"
         answer = _Answer(self._codec, request, prompt_ids, self._clock)
-        inbox = self._inboxes[engine_id] = _Inbox()
-        try:
+        with self._asking(request.request_id) as (engine_id, inbox):
             self._submit(request, engine_id, prompt_ids, mask)
             while True:
                 update = await inbox.get()
@@ -122,6 +134,42 @@ class NativeGenerator:
                 yield delta
                 if delta.finish_reason is not None:
                     return
+
+    async def embed(self, request: EmbedRequest) -> Embedding:
+        self._loop = asyncio.get_running_loop()
+        with self._asking(request.request_id) as (engine_id, inbox):
+            self._engine.submit(
+                TokenRequest(
+                    request_id=engine_id,
+                    prompt_token_ids=request.token_ids,
+                    sampling=Sampling(max_tokens=0),
+                    trace=request.trace,
+                    t_engine_in_ns=request.t_engine_in_ns,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    pool=True,
+                )
+            )
+            update = await inbox.get()
+        if update.pooled is None:
+            raise EngineError("the engine stopped before this request was complete")
+        times = StageTimes(
+            t_engine_in_ns=request.t_engine_in_ns,
+            t_tokenized_ns=request.t_tokenized_ns,
+            t_scheduled_ns=update.t_scheduled_ns,
+            preempted_ns=update.preempted_ns,
+            num_preemptions=update.num_preemptions,
+        )
+        return Embedding(_unit(update.pooled), update.t_ns, times)
+
+    @contextlib.contextmanager
+    def _asking(self, request_id: str) -> Iterator[tuple[str, _Inbox]]:
+        """The engine's id of one request and its updates; it does not outlive the block."""
+        # A caller's request id may repeat; the engine's must not.
+        engine_id = f"{request_id}/{next(self._numbers)}"
+        inbox = self._inboxes[engine_id] = _Inbox()
+        try:
+            yield engine_id, inbox
         finally:
             del self._inboxes[engine_id]
             if not inbox.ended:
@@ -173,6 +221,14 @@ class NativeGenerator:
             inbox = self._inboxes.get(update.request_id)
             if inbox is not None:
                 inbox.put(update)
+
+
+def _unit(summed: Float64) -> Float32:
+    """Of length 1, so that a sum is as good as the mean."""
+    length = float(np.linalg.norm(summed))
+    if not (math.isfinite(length) and length > 0):
+        raise EngineError("the model's hidden states have no direction")
+    return (summed / length).astype(np.float32)
 
 
 def _too_complex(grammar: Grammar | None) -> RequestError:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import FinishReason, Sampling
-from inferloop.engine.schedule.step import TokenLogprob
+from inferloop.engine.schedule.step import Float32, TokenLogprob
 from inferloop.engine.stats import EngineStats
 from inferloop.engine.text.answer import PLAIN_STYLE, AnswerStyle
 from inferloop.models.identity import ServingIdentity
@@ -76,6 +76,37 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """A validated prompt to make one vector of; ids as `TextCodec.render` gives them."""
+
+    request_id: str
+    trace: TraceContext
+    token_ids: tuple[int, ...]
+    t_engine_in_ns: int
+    t_tokenized_ns: int
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """`vector` (EmbeddingInfo.size,) is the mean of the prompt's last hidden states, after the final norm, scaled to
+    length 1. `t_ns`: when it was there."""
+
+    vector: Float32
+    t_ns: int
+    times: StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """`size` of every vector, and the longest prompt that gives one."""
+
+    size: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratorInfo:
     """What a Generator is and can take."""
 
@@ -91,6 +122,8 @@ class GeneratorInfo:
     """Says the same to every request, so that no answer can or need be forced."""
     scoring: bool = False
     """Takes requests with `sampling.num_prompt_logprobs`, and with max_tokens 0."""
+    embedding: EmbeddingInfo | None = None
+    """What is known when it is an Embedder as well."""
 
 
 class Generator(Protocol):
@@ -113,6 +146,15 @@ class TextCodec(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token alone, its leading space kept, for log-probabilities; often a part of a character only."""
+        ...
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """What a Generator whose `GeneratorInfo.embedding` is set offers beside generating. Cancelling aborts."""
+
+    async def embed(self, request: EmbedRequest) -> Embedding:
+        """Raises RequestError (before any work) for what cannot be served, OverloadedError when the queue is full."""
         ...
 
 

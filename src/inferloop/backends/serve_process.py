@@ -16,6 +16,8 @@ CAPABILITIES: dict[str, Support] = {
     "stop": "yes",
     "seed": "yes",
     "logprobs": "yes",
+    "prompt_logprobs": "yes",
+    "embeddings": "yes",
     "tokenize": "yes",
     "cached_tokens": "yes",
     "timings": "yes",

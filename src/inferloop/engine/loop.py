@@ -126,6 +126,11 @@ class Engine:
         """The longest prompt plus output that can be served: the context length, or less with little KV memory."""
         return self._config.max_total_tokens
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that can be computed whole, with nothing generated after it."""
+        return self._config.max_prompt_tokens
+
     def start(self) -> None:
         self._thread.start()
 

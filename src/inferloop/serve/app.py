@@ -22,6 +22,7 @@ from inferloop.serve.asgi import ClientGoneError, Envelope
 from inferloop.serve.batch.routes import batch_routes
 from inferloop.serve.batch.service import BatchConfig, Batches
 from inferloop.serve.config import ServeConfig
+from inferloop.serve.embeddings import EmbeddingsEndpoint
 from inferloop.serve.errors import MethodError, NotFoundError, error_headers, error_object, error_status
 from inferloop.serve.generate import GenerateEndpoint
 from inferloop.serve.health import HealthEndpoints, json_response
@@ -71,6 +72,7 @@ def build_app(
             Route("/v1/models/{model:path}", texts.model, methods=["GET"]),
             Route("/v1/chat/completions", GenerateEndpoint(replica, CHAT), methods=["POST"]),
             Route("/v1/completions", GenerateEndpoint(replica, COMPLETIONS), methods=["POST"]),
+            Route("/v1/embeddings", EmbeddingsEndpoint(replica), methods=["POST"]),
             Route("/v1/responses", GenerateEndpoint(replica, RESPONSES), methods=["POST"]),
             *batch_routes(batches),
             Route("/identity", texts.identity, methods=["GET"]),

@@ -9,6 +9,7 @@ import msgspec
 
 from inferloop.serve import replies, wire
 from inferloop.serve.batch import wire as batch
+from inferloop.serve.embeddings import Embeddings, EmbeddingsRequest
 from inferloop.serve.responses.replies import Response
 from inferloop.serve.responses.wire import ResponsesRequest
 
@@ -17,6 +18,7 @@ _OK = {
     "/v1/models/{model}": ("get", None, replies.Model, "One model."),
     "/v1/chat/completions": ("post", wire.ChatRequest, replies.ChatCompletion, "Answer a conversation."),
     "/v1/completions": ("post", wire.CompletionRequest, replies.Completion, "Continue a text."),
+    "/v1/embeddings": ("post", EmbeddingsRequest, Embeddings, "Turn texts into vectors."),
     "/v1/responses": ("post", ResponsesRequest, Response, "Answer a conversation, in the newer form."),
     "/identity": ("get", None, None, "The serving identity: everything that decides what text comes out."),
     "/tokenize": ("post", replies.TokenizeRequest, replies.TokenizeResponse, "Text or conversation to token ids."),

@@ -22,6 +22,9 @@ _MAX_ID_DIGITS = 10
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0)]
 Priority = Annotated[int, Meta(ge=-1000, le=1000, description="Lower goes first.")]
+CacheSalt = Annotated[
+    str, Meta(min_length=1, max_length=256, description="Prompts share a prefix cache only under one salt.")
+]
 
 
 class Obfuscation(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -44,12 +47,7 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
-    cache_salt: (
-        Annotated[
-            str, Meta(min_length=1, max_length=256, description="Prompts share a prefix cache only under one salt.")
-        ]
-        | None
-    ) = None
+    cache_salt: CacheSalt | None = None
     priority: Priority | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
