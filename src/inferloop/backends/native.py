@@ -26,6 +26,7 @@ from inferloop.backends.protocols import (
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import EngineError, RequestError
 from inferloop.core.request import Grammar, Sampling, TokenRequest
+from inferloop.engine.blockstore.store import BlockStore
 from inferloop.engine.compute.runner import Runner
 from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
 from inferloop.engine.schedule.mask import Mask
@@ -77,9 +78,12 @@ class NativeGenerator:
         *,
         clock: Clock | None = None,
         answer_style: AnswerStyle = PLAIN_STYLE,
+        store: BlockStore | None = None,
     ) -> None:
+        """`store`: the prefix cache's second tier; the generator's from here on."""
         self._codec, self._clock = codec, clock or RealClock()
-        self._engine = Engine(runner, config, self._clock, self._on_updates)
+        self._store = store
+        self._engine = Engine(runner, config, self._clock, self._on_updates, store)
         self._numbers = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,8 +103,10 @@ class NativeGenerator:
         self._engine.start()
 
     def stop(self, drain_timeout_s: float = 0.0) -> None:
-        """Blocks until the engine's thread has ended. Idempotent."""
+        """Blocks until the engine's thread has ended, and what it computed last has been stored. Idempotent."""
         self._engine.stop(drain_timeout_s)
+        if self._store is not None:
+            self._store.close()
 
     def describe(self) -> tuple[GeneratorInfo, EngineStats]:
         return self._info, self._engine.stats()

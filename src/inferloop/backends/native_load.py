@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferloop.backends.native import NativeGenerator
-from inferloop.core.clock import Clock
-from inferloop.core.errors import EnvironmentLacksError
+from inferloop.core.clock import Clock, RealClock
+from inferloop.core.digest import canonical_json
+from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.units import MIB
+from inferloop.engine.blockstore.store import BlockStore, StoreConfig
 from inferloop.engine.loop import EngineConfig
 from inferloop.engine.text.codec import Codec
 from inferloop.models.digests import weights_digest
@@ -22,7 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """How to run a model here. `context_length` None: all that the model and the KV memory allow."""
+    """How to run a model here. `context_length` None: all that the model and the KV memory allow.
+
+    What the KV memory cannot keep of computed prompts is kept in `prefix_memory_mib` of host memory (0: nothing) and in
+    at most `prefix_disk_mib` of files in `prefix_folder` (None: nothing), where it outlives this process.
+    """
 
     device: str = "cpu"
     dtype: str = "bf16"
@@ -34,6 +41,9 @@ class NativeOptions:
     context_length: int | None = None
     num_threads: int | None = None
     share_prefixes: bool = True
+    prefix_memory_mib: int = 0
+    prefix_folder: Path | None = None
+    prefix_disk_mib: int = 4096
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
 
@@ -43,8 +53,10 @@ def load_native(
 ) -> NativeGenerator:
     """Read the weights and build a generator that has not been started yet.
 
-    Raises EnvironmentLacksError without torch, UsageError for options that cannot be, ModelFileError for bad files.
+    Raises EnvironmentLacksError without torch or with an unusable folder, UsageError for options that cannot be,
+    ModelFileError for bad files.
     """
+    clock = clock or RealClock()
     torch_config, torch_runner = _torch()
     codec = Codec(files, tool_call_parser=options.tool_call_parser, reasoning_parser=options.reasoning_parser)
     config = torch_config(
@@ -64,7 +76,30 @@ def load_native(
         share_prefixes=options.share_prefixes,
     )
     identity = native_identity(files, codec, runner.info, options, served_name or files.model_id)
-    return NativeGenerator(codec, runner, engine_config, identity, clock=clock, answer_style=codec.answer_style)
+    store = open_store(identity, runner.info, options, clock)
+    return NativeGenerator(
+        codec, runner, engine_config, identity, clock=clock, answer_style=codec.answer_style, store=store
+    )
+
+
+def open_store(identity: ServingIdentity, info: RunnerInfo, options: NativeOptions, clock: Clock) -> BlockStore | None:
+    """The second tier that `options` ask for. Its blocks depend on less than answers do: weights and arithmetic."""
+    if not options.prefix_memory_mib and options.prefix_folder is None:
+        return None
+    if not options.share_prefixes:
+        raise UsageError("memory or a folder for the prefix cache, which is turned off")
+    depends_on = (identity.weights_digest, identity.precision, identity.engine, identity.engine_revision)
+    config = StoreConfig(
+        memory_bytes=options.prefix_memory_mib * MIB,
+        folder=options.prefix_folder,
+        disk_bytes=options.prefix_disk_mib * MIB,
+    )
+    return BlockStore(
+        config,
+        identity=canonical_json([*depends_on, identity.adapter_digest, info.block_layout]),
+        block_bytes=info.block_bytes,
+        clock=clock,
+    )
 
 
 def native_identity(

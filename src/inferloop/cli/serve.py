@@ -74,6 +74,14 @@ def serve(
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Keep computed prompts, and start from them when another prompt begins alike.")
     ] = True,
+    prefix_cache_memory_mib: Annotated[
+        int, typer.Option(min=0, help="Host memory for computed prompts that the KV memory has no room for.")
+    ] = 0,
+    prefix_cache_dir: Annotated[
+        Path | None,
+        typer.Option(help="Keep computed prompts in this folder, across restarts; replicas of one host may share it."),
+    ] = None,
+    prefix_cache_disk_mib: Annotated[int, typer.Option(min=1, help="How large that folder may become.")] = 4096,
     script: Annotated[
         list[str] | None, typer.Option(help="scripted: KEY=VALUE of the script; may be repeated.")
     ] = None,
@@ -105,6 +113,8 @@ def serve(
         raise UsageError("--capture needs --events, which says where to")
     if port_file is not None and not port_file.parent.is_dir():
         raise UsageError(f"--port-file {port_file}: the folder {port_file.parent} does not exist")
+    if (prefix_cache_dir or prefix_cache_memory_mib) and not enable_prefix_caching:
+        raise UsageError("--prefix-cache-dir and --prefix-cache-memory-mib need --enable-prefix-caching")
     if script and backend is not Backend.scripted:
         raise UsageError("--script needs --backend scripted")
     named: dict[str, Any] = {} if replica is None else {"replica": replica}
@@ -129,6 +139,9 @@ def serve(
         context_length=context_length,
         num_threads=threads,
         share_prefixes=enable_prefix_caching,
+        prefix_memory_mib=prefix_cache_memory_mib,
+        prefix_folder=prefix_cache_dir,
+        prefix_disk_mib=prefix_cache_disk_mib,
     )
     played = parse_script(script or []) if backend is Backend.scripted else None
     _run(model, served_model_name, cache_dir, options, played, config, events, batch_dir, (host, port), port_file)

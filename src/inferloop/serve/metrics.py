@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from inferloop.core.request import FinishReason
-from inferloop.engine.stats import EngineStats
+from inferloop.engine.stats import EngineStats, TierStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -161,6 +161,8 @@ class Metrics(Collector):
             yield _counter(name, text, self._labels, [({}, value)])
         if self.batch_rows is not None:
             yield from self._batch_families(self.batch_rows())
+        if s.tier is not None:
+            yield from self._tier_families(s.tier)
         finished = [({"finish_reason": str(reason)}, count) for reason, count in self.finished.items()]
         yield _counter("inferloop_requests", _REQUESTS_HELP, self._labels, finished)
         refused = [({"code": code}, count) for code, count in sorted(self.refused.items())]
@@ -176,6 +178,24 @@ class Metrics(Collector):
         yield family
         answered = [({"state": "completed"}, rows.completed), ({"state": "failed"}, rows.failed)]
         yield _counter("inferloop_batch_rows_answered", "Rows of batch jobs answered.", self._labels, answered)
+
+    def _tier_families(self, t: TierStats) -> Iterator[Metric]:
+        held = GaugeMetricFamily(
+            "inferloop_prefix_cache_tier_bytes", "What the second tier holds.", labels=[*self._labels, "place"]
+        )
+        for place, num_bytes in (("memory", t.memory_bytes), ("disk", t.disk_bytes)):
+            held.add_metric([*self._labels.values(), place], num_bytes)
+        yield held
+        for name, text, value in (
+            ("queries", "Tokens looked up in the second tier of the prefix cache.", t.queries),
+            ("hits", "Tokens found there; they count as found in the prefix cache, too.", t.hits),
+            ("loaded_bytes", "Blocks taken from the second tier.", t.loaded_bytes),
+            ("saved_bytes", "Blocks written to the second tier.", t.saved_bytes),
+            ("dropped_blocks", "Blocks not saved because the disk was behind.", t.dropped_blocks),
+            ("damaged_blocks", "Blocks found damaged, and removed.", t.damaged_blocks),
+            ("failures", "Reads and writes of blocks that the system refused.", t.failures),
+        ):
+            yield _counter(f"inferloop_prefix_cache_tier_{name}", text, self._labels, [({}, value)])
 
     def _vllm_families(self, s: EngineStats) -> Iterator[Metric]:
         labels = {"model_name": self._model, "engine": "0"}

@@ -1,5 +1,6 @@
 """What the flags of `serve` mean to the engine."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,3 +22,10 @@ def test_deterministic_mode_chooses_the_precision_it_needs(
     result = CliRunner().invoke(app, ["serve", "m", *flags])
     assert result.exit_code == 0, result.output
     assert [value.dtype for value in seen if hasattr(value, "dtype")] == [dtype]
+
+
+def test_a_second_tier_of_the_prefix_cache_needs_the_first(tmp_path: Path) -> None:
+    for flags in (["--prefix-cache-dir", str(tmp_path)], ["--prefix-cache-memory-mib", "64"]):
+        result = CliRunner().invoke(app, ["serve", "m", "--no-enable-prefix-caching", *flags])
+        assert result.exit_code == 2
+        assert "--enable-prefix-caching" in result.output

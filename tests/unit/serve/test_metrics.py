@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from inferloop.engine.stats import EngineStats
+from inferloop.engine.stats import EngineStats, TierStats
 from inferloop.serve.metrics import SECONDS, Histogram, Metrics
 
 
@@ -75,3 +75,16 @@ def test_values_and_labels() -> None:
     assert found['inferloop_inter_token_latency_seconds_bucket{le="0.001",model_name="m"}'] == 0
     assert found['inferloop_inter_token_latency_seconds_bucket{le="0.002",model_name="m"}'] == 4
     assert found['inferloop_inter_token_latency_seconds_bucket{le="+Inf",model_name="m"}'] == 4
+
+
+def test_a_second_tier_of_the_prefix_cache_has_counters_of_its_own() -> None:
+    assert b"prefix_cache_tier" not in make().render()
+    tier = TierStats(queries=90, hits=64, memory_bytes=1000, disk_bytes=2000, saved_bytes=7, dropped_blocks=3)
+    stats = EngineStats(prefix_cache_queries=100, prefix_cache_hits=70, tier=tier)
+    metrics = Metrics(model="m", identity_digest="d", stats=lambda: stats, aliases=None)
+    found = samples(metrics.render())
+    label = '{model_name="m"}'
+    names = ("queries", "hits", "saved_bytes", "loaded_bytes", "dropped_blocks", "damaged_blocks", "failures")
+    assert [found[f"inferloop_prefix_cache_tier_{name}_total{label}"] for name in names] == [90, 64, 7, 0, 3, 0, 0]
+    for place, num_bytes in (("memory", 1000), ("disk", 2000)):
+        assert found[f'inferloop_prefix_cache_tier_bytes{{model_name="m",place="{place}"}}'] == num_bytes
