@@ -8,6 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
+from inferloop.cli.batch import batch
 from inferloop.cli.bench import bench
 from inferloop.cli.check import check
 from inferloop.cli.common import print_json
@@ -45,6 +46,7 @@ def root(
 app.command(short_help="Validate a contract; show what has evidence.")(check)
 app.command(short_help="The main job: from a contract to a proven service.")(up)
 app.command(short_help="One OpenAI-compatible replica.")(serve)
+app.command(short_help="Answer a file of requests, resumable.")(batch)
 app.command(short_help="The frontier of one replica, into a run folder.")(bench)
 app.command(name="eval", short_help="Run a quality suite against a service.")(eval_verb)
 app.command(short_help="One HTML file for any run folder.")(report)

@@ -1,0 +1,95 @@
+"""`inferloop batch`: exit codes, going on after an interrupt, trying failed rows again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from inferloop.models.resolve import ModelFiles
+
+BATCH = [sys.executable, "-m", "inferloop", "batch"]
+
+
+def write(path: Path, *bodies: dict[str, Any]) -> Path:
+    path.write_text(
+        "\n".join(
+            json.dumps({"custom_id": f"c{i}", "method": "POST", "url": "/v1/completions", "body": body})
+            for i, body in enumerate(bodies)
+        )
+    )
+    return path
+
+
+def run(file: Path, output: Path, target: str = "scripted", *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [*BATCH, str(file), "--target", target, "--output", str(output), *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def ids(path: Path) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+
+
+def test_failed_rows_are_told_apart_and_only_they_are_tried_again(tmp_path: Path) -> None:
+    good: dict[str, Any] = {"prompt": "x", "max_tokens": 3}
+    file, output = write(tmp_path / "in.jsonl", good, {**good, "max_tokens": 10**6}, good), tmp_path / "out.jsonl"
+    first = run(file, output, "scripted", "--json")
+    summary = json.loads(first.stdout)
+    assert first.returncode == 1, first.stderr
+    assert (summary["rows"], summary["completed"], summary["failed"], summary["kept"]) == (3, 2, 1, 0)
+    assert ids(output) == ["c0", "c2"] and ids(tmp_path / "out.errors.jsonl") == ["c1"]
+    kept = output.read_text().splitlines()
+    again = run(write(file, good, good, good), output, "scripted", "--json")
+    summary = json.loads(again.stdout)
+    assert again.returncode == 0, again.stderr
+    assert (summary["completed"], summary["failed"], summary["kept"], summary["output_tokens"]) == (3, 0, 2, 3)
+    lines = output.read_text().splitlines()
+    assert [lines[0], lines[2]] == kept and ids(output) == ["c0", "c1", "c2"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_wrong_file_is_told_line_by_line_and_nothing_runs(tmp_path: Path) -> None:
+    good: dict[str, Any] = {"prompt": "x"}
+    file = write(tmp_path / "in.jsonl", good, {"prompt": ""}, {**good, "model": "other"}, {**good, "top_p": 7})
+    done = run(file, tmp_path / "out.jsonl", "scripted", "--model", "m")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert [line for line in (2, 3, 4) if f"{file}:{line}: " in done.stderr] == [2, 3, 4]
+    assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    bodies = [{"prompt": str(i), "max_tokens": 150, "ignore_eos": True} for i in range(100)]
+    file, output = write(tmp_path / "in.jsonl", *bodies), tmp_path / "out.jsonl"
+    command = [*BATCH, str(file), "--target", "scripted", "--output", str(output)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    database = tmp_path / "out.jsonl.batch" / "jobs" / "batches.sqlite-wal"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (database.exists() and database.stat().st_size > 60_000):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"to go on: inferloop batch {file} --target scripted --output {output}" in told and not output.exists()
+    done = run(file, output, "scripted", "--json")
+    summary = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert (summary["completed"], summary["output_tokens"]) == (100, 15_000)
+    assert ids(output) == [f"c{i}" for i in range(100)]
+    assert not (tmp_path / "out.jsonl.batch").exists()
+
+
+def test_an_output_of_other_rows_is_refused(tmp_path: Path) -> None:
+    file, output = write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl"
+    output.write_text('{"custom_id":"stranger"}\n')
+    done = run(file, output)
+    assert done.returncode == 2 and "stranger" in done.stderr
+
+
+def test_a_server_without_batch_jobs_says_how(served_model: str, embedded_model: ModelFiles, tmp_path: Path) -> None:
+    file = write(tmp_path / "in.jsonl", {"prompt": "x"})
+    done = run(file, tmp_path / "out.jsonl", served_model, "--model", embedded_model.model_id)
+    assert done.returncode == 2 and "--batch-dir" in done.stderr
