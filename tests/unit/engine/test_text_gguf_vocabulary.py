@@ -54,6 +54,7 @@ def test_control_and_user_defined_tokens_are_kept_whole() -> None:
     ("changes", "named"),
     [
         ({"model": "bert"}, "bert"),
+        ({"model": "t5"}, "Unigram"),
         ({"model": None}, "None"),
         ({"pre": "mystery"}, "mystery"),
         ({"pre": None}, "pre"),
@@ -80,3 +81,48 @@ def test_what_cannot_be_rebuilt_is_refused_by_name(changes: dict[str, Any], name
 )
 def test_bos_is_added_where_the_file_or_its_kind_says_so(changes: dict[str, Any], adds: bool) -> None:
     assert build_from_gguf(metadata(**changes), FILE)[1] is adds
+
+
+BYTES = [f"<0x{b:02X}>" for b in range(256)]
+
+
+def spm(pieces: list[str], types: list[int] | None = None, **changes: Any) -> dict[str, object]:
+    tokens = ["<unk>", *BYTES, *pieces]
+    kinds = [2] + [6] * 256 + (types or [1] * len(pieces))
+    scores = [-float(i) for i in range(len(tokens))]
+    return metadata(
+        **{"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores, "merges": None, **changes}
+    )
+
+
+def test_sentence_pieces_merge_by_score() -> None:
+    inner, adds_bos = build_from_gguf(spm(["bc", "ab", "a", "b", "c", "▁"]), FILE)
+    assert inner.encode("abc bcd").tokens == ["▁", "a", "bc", "▁", "bc", "<0x64>"]
+    assert adds_bos
+
+
+@pytest.mark.parametrize(
+    ("pieces", "types", "changes", "named"),
+    [
+        (["ab", "b"], None, {}, "'a'"),
+        (["ab", "a", "b"], [5, 1, 1], {}, "'ab'"),
+        (["ab", "bb", "a", "b"], None, {"scores": [0.0] * 261}, "same score"),
+        (["ab", "a", "b"], None, {"scores": [0.0]}, "scores"),
+        (["x" * 2000], None, {}, "2000"),
+        (["a b"], [4], {}, "'a b'"),
+        (["a▁b"], [4], {}, "'a▁b'"),
+        (["a"], None, {"remove_extra_whitespaces": True}, "remove_extra_whitespaces"),
+        (["a"], None, {"precompiled_charsmap": [1, 2]}, "precompiled_charsmap"),
+    ],
+)
+def test_sentence_pieces_that_cannot_be_exact_are_refused(
+    pieces: list[str], types: list[int] | None, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelFileError, match=r"tiny\.gguf") as caught:
+        build_from_gguf(spm(pieces, types, **changes), FILE)
+    assert named in str(caught.value)
+
+
+def test_unused_pieces_and_user_defined_letters_that_no_merge_reaches_do_no_harm() -> None:
+    inner, _ = build_from_gguf(spm(["[PAD1]", "ab", "a", "b"], [5, 1, 4, 1]), FILE)
+    assert inner.encode("ab", add_special_tokens=False).tokens[:1] == ["a"]

@@ -10,8 +10,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Inner
 
 from inferloop.core.errors import ModelFileError
+from inferloop.engine.text.gguf_pieces import CONTROL, UNKNOWN, USER_DEFINED, read_list, read_pieces
+from inferloop.engine.text.gguf_spm import has_space_prefix, sentence_piece
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -51,24 +52,21 @@ def build_from_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Inner, 
     Raises ModelFileError for a vocabulary that is damaged or of a kind that is not known exactly.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    tokens, types = _list(metadata, file, "tokens", str), _list(metadata, file, "token_type", int)
-    if len(tokens) != len(types):
-        raise ModelFileError(f"{file}: tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
-    ids: dict[str, int] = {}
-    for i, token in enumerate(tokens):
-        if ids.setdefault(token, i) != i and types[i] != _UNUSED:
-            raise ModelFileError(f"{file}: token {token!r} appears as id {ids[token]} and {i}")
+    if kind not in ("gpt2", "llama"):
+        what = "'t5' (Unigram)" if kind == "t5" else repr(kind)
+        raise ModelFileError(
+            f"{file}: vocabulary kind {what} is not supported (gpt2, byte-level BPE, and llama, SentencePiece BPE, are)"
+        )
+    pieces = read_pieces(metadata, file)
     if kind == "gpt2":
-        inner, default_bos = _byte_level(metadata, file, ids)
-    elif kind == "llama":
-        inner, default_bos = _sentence_piece(metadata, file, ids, tokens, types), True
+        inner, default_bos = _byte_level(metadata, file, pieces.ids)
+        matches_normalized = False
     else:
-        raise ModelFileError(f"{file}: vocabulary kind {kind!r} is not supported (gpt2 and llama are)")
-    for kind_id in (_CONTROL, _UNKNOWN, _USER_DEFINED):
-        marked = [t for t, k in zip(tokens, types, strict=True) if k == kind_id and t]
-        special = kind_id != _USER_DEFINED
-        added = [AddedToken(t, special=special, normalized=False) for t in marked]
-        (inner.add_special_tokens if special else inner.add_tokens)(added)
+        inner, default_bos = sentence_piece(metadata, file, pieces), True
+        matches_normalized = not has_space_prefix(metadata)  # a prefix would become part of what is looked for
+    for token_type in (CONTROL, UNKNOWN):
+        inner.add_special_tokens([AddedToken(t, normalized=False) for t in pieces.of_type(token_type)])
+    inner.add_tokens([AddedToken(t, normalized=matches_normalized) for t in pieces.of_type(USER_DEFINED)])
     add_bos = metadata.get("tokenizer.ggml.add_bos_token", default_bos)
     return inner, bool(add_bos)
 
@@ -79,7 +77,7 @@ def _byte_level(metadata: Mapping[str, object], file: Path, ids: dict[str, int])
         known = ", ".join(_PRE_TOKENIZERS)
         raise ModelFileError(f"{file}: tokenizer.ggml.pre {pre!r} is not supported (supported: {known})")
     merges = []
-    for merge in _list(metadata, file, "merges", str):
+    for merge in read_list(metadata, file, "merges", str):
         left, space, right = merge.partition(" ")
         if not space or not {left, right, left + right} <= ids.keys():
             raise ModelFileError(f"{file}: merge {merge!r} does not fit the vocabulary")
@@ -91,45 +89,3 @@ def _byte_level(metadata: Mapping[str, object], file: Path, ids: dict[str, int])
     if pre == "qwen2":
         inner.normalizer = normalizers.NFC()
     return inner, is_llama3
-
-
-def _sentence_piece(
-    metadata: Mapping[str, object], file: Path, ids: dict[str, int], tokens: list[Any], types: list[Any]
-) -> Inner:
-    """SentencePiece BPE: the pair whose joined piece scores highest is merged first, so scores give the merges."""
-    scores = _list(metadata, file, "scores", float)
-    if len(scores) != len(tokens):
-        raise ModelFileError(f"{file}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
-    if any(f"<0x{b:02X}>" not in ids for b in range(256)):
-        raise ModelFileError(f"{file}: the vocabulary has no byte tokens, so not every text could be written")
-    normal = {t: i for t, i in ids.items() if types[i] == 1}
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for piece, i in normal.items():
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in normal and right in normal:
-                ranked.append((-scores[i], normal[left], normal[right], left, right))
-    ranked.sort()
-    unknown = next((t for t, k in zip(tokens, types, strict=True) if k == _UNKNOWN), None)
-    inner = Inner(
-        models.BPE(
-            vocab=ids,
-            merges=[(left, right) for *_, left, right in ranked],
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    spaces: list[Any] = [normalizers.Prepend("▁")] if prefix else []
-    inner.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", "▁")])
-    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    inner.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    return inner
-
-
-def _list(metadata: Mapping[str, object], file: Path, name: str, kind: type) -> list[Any]:
-    value = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(value, list) or not all(type(v) is kind for v in value):
-        raise ModelFileError(f"{file}: tokenizer.ggml.{name} is missing or not a list of {kind.__name__}")
-    return value

@@ -88,10 +88,24 @@ class _Vocabulary:
         self.bos_token_id = tokenizer.bos_token_id
         self.special_token_ids = sorted(tokenizer.vocabulary.special)
         table = tokenizer.vocabulary.token_bytes
+        self._single_bytes = {token[0]: i for i, token in enumerate(table) if len(token) == 1}
         self.tokens = [*table, *[b""] * (vocab_size - len(table))]  # rows that pad the logits stand for nothing
 
     def __call__(self, text: str) -> list[int]:
+        """Ids that stand for exactly what a grammar forces to come next. It continues a text: a space that the
+        vocabulary writes before the first word of one does not belong there."""
+        ids = self._encode(text)
+        if not self._spells(ids, text):
+            ids = self._encode("\n" + text)[len(self._encode("\n")) :]
+        if not self._spells(ids, text):
+            ids = [self._single_bytes[b] for b in text.encode()]
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, allow_special=False)
+
+    def _spells(self, ids: list[int], text: str) -> bool:
+        return self._tokenizer.vocabulary.bytes_of(ids) == text.encode()
 
 
 def _source(grammar: Grammar) -> str:
