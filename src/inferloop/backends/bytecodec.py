@@ -55,6 +55,11 @@ class ByteDecoder:
 class ByteCodec:
     """Implements native.NativeCodec: our own engine on this vocabulary, without a model's files."""
 
+    def chat_text(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        return decode(self.encode_chat(messages, tools=tools))
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[int, ...]:

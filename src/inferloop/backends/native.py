@@ -20,6 +20,7 @@ from inferloop.backends.protocols import (
     EmbedRequest,
     GenerateRequest,
     GeneratorInfo,
+    Preview,
     Prompt,
     StageTimes,
 )
@@ -45,6 +46,10 @@ _TEMPLATE_CHARS = 32
 
 class NativeCodec(Protocol):
     """What engine.text.codec.Codec does."""
+
+    def chat_text(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str: ...
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
@@ -122,6 +127,14 @@ class NativeGenerator:
     def token_bytes(self, token_id: int) -> bytes:
         return self._codec.token_bytes(token_id)
 
+    async def preview(self, request: GenerateRequest) -> Preview:
+        token_ids = await self._encode(request.prompt)
+        text = await asyncio.to_thread(self._text, request.prompt)
+        await self._compile(request.sampling.grammar)
+        with _naming(request.prompt):
+            max_tokens = self._engine.max_tokens_of(_token_request(request, request.request_id, token_ids))
+        return Preview(text, token_ids, max_tokens)
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         self._loop = asyncio.get_running_loop()
         prompt_ids = await self._encode(request.prompt)
@@ -198,22 +211,14 @@ class NativeGenerator:
             raise RequestError("structured output is not supported by this model's codec", param=grammar.param)
         return await asyncio.to_thread(self._codec.compile_grammar, grammar)
 
+    def _text(self, prompt: Prompt) -> str:
+        if prompt.messages is not None:
+            return self._codec.chat_text(prompt.messages, tools=prompt.tools)
+        return prompt.text if prompt.text is not None else self.decode(prompt.token_ids or ())
+
     def _submit(self, request: GenerateRequest, engine_id: str, prompt_ids: tuple[int, ...], mask: Mask | None) -> None:
-        token_request = TokenRequest(
-            request_id=engine_id,
-            prompt_token_ids=prompt_ids,
-            sampling=request.sampling,
-            trace=request.trace,
-            t_engine_in_ns=request.t_engine_in_ns,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-        )
-        try:
-            self._engine.submit(token_request, mask)
-        except RequestError as error:
-            if error.param == "prompt" and request.prompt.messages is not None:
-                error.param = "messages"  # the field that this caller sent
-            raise
+        with _naming(request.prompt):
+            self._engine.submit(_token_request(request, engine_id, prompt_ids), mask)
 
     def _on_updates(self, updates: Sequence[TokenUpdate]) -> None:
         """On the engine's thread, once per step."""
@@ -235,6 +240,29 @@ def _unit(summed: Float64) -> Float32:
     if not (math.isfinite(length) and length > 0):
         raise EngineError("the model's hidden states have no direction")
     return (summed / length).astype(np.float32)
+
+
+def _token_request(request: GenerateRequest, engine_id: str, prompt_ids: tuple[int, ...]) -> TokenRequest:
+    return TokenRequest(
+        request_id=engine_id,
+        prompt_token_ids=prompt_ids,
+        sampling=request.sampling,
+        trace=request.trace,
+        t_engine_in_ns=request.t_engine_in_ns,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+@contextlib.contextmanager
+def _naming(prompt: Prompt) -> Iterator[None]:
+    """Errors about the prompt name the field that this caller sent."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "prompt" and prompt.messages is not None:
+            error.param = "messages"
+        raise
 
 
 def _too_complex(grammar: Grammar | None) -> RequestError:

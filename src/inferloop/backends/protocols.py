@@ -136,11 +136,25 @@ class Generator(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a request comes to when it is generated: its prompt as text and as the ids that the engine gets, and how
+    many tokens it may generate at most."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    max_tokens: int
+
+
 @runtime_checkable
 class TextCodec(Protocol):
     """What a Generator with a real tokenizer offers beside generating: for /tokenize, /detokenize and render."""
 
     def render(self, prompt: Prompt) -> tuple[int, ...]: ...
+
+    async def preview(self, request: GenerateRequest) -> Preview:
+        """Do all that `generate` does before the engine has the request, and raise the same errors."""
+        ...
 
     def decode(self, token_ids: tuple[int, ...]) -> str: ...
 

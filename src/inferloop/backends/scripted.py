@@ -20,7 +20,7 @@ from typing import Literal
 
 from inferloop.backends import bytecodec
 from inferloop.backends.assemble import Assembler
-from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, Prompt, StageTimes
+from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, Preview, Prompt, StageTimes
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, UsageError
@@ -131,6 +131,10 @@ class ScriptedGenerator:
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytecodec.token_bytes(token_id)
+
+    async def preview(self, request: GenerateRequest) -> Preview:
+        token_ids = bytecodec.render(request.prompt)
+        return Preview(bytecodec.decode(token_ids), token_ids, self._max_tokens(request, len(token_ids)))
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         prompt_ids = bytecodec.render(request.prompt)

@@ -131,6 +131,10 @@ class Engine:
         """The longest prompt that can be computed whole, with nothing generated after it."""
         return self._config.max_prompt_tokens
 
+    def max_tokens_of(self, request: TokenRequest) -> int:
+        """How many tokens `request` may generate. Raises what `submit` does for what can never be served."""
+        return resolve_max_tokens(self._config, _spec_of(request, None))
+
     def start(self) -> None:
         self._thread.start()
 

@@ -27,6 +27,7 @@ from inferloop.serve.errors import MethodError, NotFoundError, error_headers, er
 from inferloop.serve.generate import GenerateEndpoint
 from inferloop.serve.health import HealthEndpoints, json_response
 from inferloop.serve.openapi import openapi_document
+from inferloop.serve.render import RenderEndpoint
 from inferloop.serve.replica import Replica
 from inferloop.serve.texts import TextEndpoints
 
@@ -74,6 +75,11 @@ def build_app(
             Route("/v1/completions", GenerateEndpoint(replica, COMPLETIONS), methods=["POST"]),
             Route("/v1/embeddings", EmbeddingsEndpoint(replica), methods=["POST"]),
             Route("/v1/responses", GenerateEndpoint(replica, RESPONSES), methods=["POST"]),
+            Route("/v1/chat/completions/render", RenderEndpoint(replica, CHAT).render, methods=["POST"]),
+            Route(
+                "/v1/completions/render", RenderEndpoint(replica, COMPLETIONS, several=True).render, methods=["POST"]
+            ),
+            Route("/v1/responses/render", RenderEndpoint(replica, RESPONSES).render, methods=["POST"]),
             *batch_routes(batches),
             Route("/identity", texts.identity, methods=["GET"]),
             Route("/tokenize", texts.tokenize, methods=["POST"]),

@@ -10,16 +10,20 @@ import msgspec
 from inferloop.serve import replies, wire
 from inferloop.serve.batch import wire as batch
 from inferloop.serve.embeddings import Embeddings, EmbeddingsRequest
+from inferloop.serve.render import Rendered
 from inferloop.serve.responses.replies import Response
 from inferloop.serve.responses.wire import ResponsesRequest
 
-_OK = {
+_OK: dict[str, tuple[str, Any, Any, str]] = {
     "/v1/models": ("get", None, replies.ModelList, "The served model."),
     "/v1/models/{model}": ("get", None, replies.Model, "One model."),
     "/v1/chat/completions": ("post", wire.ChatRequest, replies.ChatCompletion, "Answer a conversation."),
     "/v1/completions": ("post", wire.CompletionRequest, replies.Completion, "Continue a text."),
     "/v1/embeddings": ("post", EmbeddingsRequest, Embeddings, "Turn texts into vectors."),
     "/v1/responses": ("post", ResponsesRequest, Response, "Answer a conversation, in the newer form."),
+    "/v1/chat/completions/render": ("post", wire.ChatRequest, Rendered, "Show what a chat request comes to."),
+    "/v1/completions/render": ("post", wire.CompletionRequest, list[Rendered], "Show what each prompt comes to."),
+    "/v1/responses/render": ("post", ResponsesRequest, Rendered, "Show what a responses request comes to."),
     "/identity": ("get", None, None, "The serving identity: everything that decides what text comes out."),
     "/tokenize": ("post", replies.TokenizeRequest, replies.TokenizeResponse, "Text or conversation to token ids."),
     "/detokenize": ("post", replies.DetokenizeRequest, replies.DetokenizeResponse, "Token ids to text."),
@@ -86,9 +90,7 @@ def openapi_document(*, batches: bool = False) -> dict[str, Any]:
     }
 
 
-def _operation(
-    path: str, summary: str, request: type | None, answer: type | None, schema_of: dict[Any, Any]
-) -> dict[str, Any]:
+def _operation(path: str, summary: str, request: Any, answer: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": schema_of[answer] if answer else {"type": "object"}}}
     if path in _STREAMED:
         content["text/event-stream"] = {"schema": {"type": "string"}}

@@ -376,7 +376,9 @@ async def test_a_caller_who_leaves_before_the_first_byte_stops_the_work(front: F
     assert await front.metric("inferloop_gateway_disconnects_total") == 1
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings", "/tokenize"])
+@pytest.mark.parametrize(
+    "path", [CHAT, "/v1/completions", "/v1/responses", CHAT + "/render", "/v1/embeddings", "/tokenize"]
+)
 async def test_load_is_counted_and_spread_on_every_route(front: Front, path: str) -> None:
     gate = asyncio.Event()
 

@@ -55,6 +55,18 @@ class Codec:
         """sha256 hex of the template's source; of nothing when the model has none."""
         return self.template.digest if self.template else digest_of(None)
 
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """A conversation as the template prints it. Raises RequestError naming `messages`."""
+        if self.template is None:
+            raise RequestError("this model has no chat template; use /v1/completions", param="messages")
+        return self.template.render(messages, add_generation_prompt, tools=tools)
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -64,9 +76,7 @@ class Codec:
     ) -> tuple[int, ...]:
         """Prompt ids of a conversation. Where the model's texts start with BOS there is exactly one, whether or not the
         template prints it. Raises RequestError naming `messages`."""
-        if self.template is None:
-            raise RequestError("this model has no chat template; use /v1/completions", param="messages")
-        text = self.template.render(messages, add_generation_prompt, tools=tools)
+        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         return self._prompt(text, "messages")
 
     def encode_text(self, text: str) -> tuple[int, ...]:
