@@ -13,7 +13,7 @@ import transformers
 from inferloop.core.request import Sampling
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.runner import TorchRunner
-from inferloop.engine.compute.torch.weights import half_split, load_weights, read_tensor
+from inferloop.engine.compute.torch.weights import ModelWeights, half_split, load_weights, read_tensor
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec
@@ -119,10 +119,15 @@ def reference(twin: Any, prompts: list[tuple[int, ...]], embedded_model: ModelFi
 
 
 @pytest.fixture(scope="session")
-def generate(embedded_model: ModelFiles) -> Generate:
+def weights(embedded_model: ModelFiles) -> ModelWeights:
+    """The real model's, fp32 on CPU."""
+    return load_weights(embedded_model.header, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def generate(embedded_model: ModelFiles, weights: ModelWeights) -> Generate:
     """generate(prompts, options, sampling=...) -> tokens of each; sampling may be one for all or one each."""
     header = embedded_model.header
-    weights = load_weights(header, dtype=torch.float32, device=torch.device("cpu"))
 
     def run(
         prompts: Sequence[tuple[int, ...]],
