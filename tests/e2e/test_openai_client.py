@@ -161,9 +161,9 @@ async def test_errors_are_the_clients_own_types(client: openai.AsyncOpenAI, mode
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as tools:
         await client.chat.completions.create(
-            model=model, messages=QUESTION, tools=[{"type": "function", "function": {"name": "f"}}]
+            model=model, messages=QUESTION, tools=[{"type": "function", "function": {"name": "two words"}}]
         )
-    assert tools.value.param == "tools"
+    assert tools.value.param == "tools[0].function.name"
 
 
 async def test_request_id_is_on_the_answer(client: openai.AsyncOpenAI, model: str) -> None:

@@ -166,7 +166,7 @@ async def check_bad_parameters(t: Target) -> None:
         ("frequency_penalty", -3),
         ("top_logprobs", 2),
         ("stream_options", {"include_usage": True}),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools", [{"type": "function", "function": {"name": "two words"}}]),
         ("response_format", {"type": "json_schema", "json_schema": {}}),
         ("no_such_parameter", 1),
     )

@@ -28,8 +28,7 @@ from inferloop.core.request import FinishReason
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.engine.stats import EngineStats
-from inferloop.engine.text.answer import AnswerStyle
-from inferloop.engine.text.tools.json_calls import HERMES
+from inferloop.engine.text.answer import AnswerStyle, untaught_style
 from inferloop.models.identity import ServingIdentity
 
 ErrorKind = Literal["engine", "overloaded", "stall"]
@@ -86,7 +85,7 @@ class ScriptedGenerator:
         """`answer_style` is how the script's text is to be read; None: calls in the hermes dialect."""
         self.script = script or Script()
         self._clock = clock or RealClock()
-        style = answer_style or AnswerStyle(HERMES.name)
+        style = answer_style or untaught_style()
         self._random = random.Random(self.script.seed)
         self._answer = tuple(self.script.text.encode())
         self._slots = asyncio.Semaphore(self.script.max_concurrency)

@@ -31,6 +31,20 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
+class ToolCallParser(StrEnum):
+    auto = "auto"
+    none = "none"
+    hermes = "hermes"
+    llama3_json = "llama3_json"
+    pythonic = "pythonic"
+
+
+class ReasoningParser(StrEnum):
+    auto = "auto"
+    none = "none"
+    think = "think"
+
+
 class Capture(StrEnum):
     none = "none"
     token_ids = "token_ids"
@@ -82,6 +96,16 @@ def serve(
         typer.Option(help="Keep computed prompts in this folder, across restarts; replicas of one host may share it."),
     ] = None,
     prefix_cache_disk_mib: Annotated[int, typer.Option(min=1, help="How large that folder may become.")] = 4096,
+    tool_call_parser: Annotated[
+        ToolCallParser,
+        typer.Option(
+            help="How the model writes calls of tools; auto: as its chat template says. No other flag needed."
+        ),
+    ] = ToolCallParser.auto,
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        typer.Option(help="How the model marks its reasoning; auto: think tags if its chat template knows them."),
+    ] = ReasoningParser.auto,
     script: Annotated[
         list[str] | None, typer.Option(help="scripted: KEY=VALUE of the script; may be repeated.")
     ] = None,
@@ -142,6 +166,8 @@ def serve(
         prefix_memory_mib=prefix_cache_memory_mib,
         prefix_folder=prefix_cache_dir,
         prefix_disk_mib=prefix_cache_disk_mib,
+        tool_call_parser=tool_call_parser.value,
+        reasoning_parser=reasoning_parser.value,
     )
     played = parse_script(script or []) if backend is Backend.scripted else None
     _run(model, served_model_name, cache_dir, options, played, config, events, batch_dir, (host, port), port_file)
@@ -161,6 +187,7 @@ def _run(
 ) -> None:
     """Take the port, open the files, only then load the model: what can fail fast fails first."""
     from inferloop.backends.scripted import ScriptedGenerator
+    from inferloop.engine.text.answer import untaught_style
     from inferloop.records.sink import DropSink, JsonlSink
     from inferloop.serve.app import build_app
     from inferloop.serve.batch.folder import Folder
@@ -184,7 +211,8 @@ def _run(
         sink = DropSink() if events is None else JsonlSink(events)
         content_sink = None if config.content_path is None else JsonlSink(config.content_path)
         if script is not None:
-            scripted = ScriptedGenerator(script, model_id=name)
+            style = untaught_style(options.tool_call_parser, options.reasoning_parser)
+            scripted = ScriptedGenerator(script, model_id=name, answer_style=style)
             run(build_app(scripted, config, sink, content_sink=content_sink, batch=batch))
             return
         from inferloop.backends.native_load import load_native

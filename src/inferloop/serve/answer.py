@@ -18,7 +18,7 @@ from inferloop.serve.choices import generate_all, spread
 from inferloop.serve.completions import CompletionEncoder
 from inferloop.serve.decode import beside_loop
 from inferloop.serve.finish import Attempt
-from inferloop.serve.replies import Finish
+from inferloop.serve.replies import EngineFinish
 from inferloop.serve.responses.encode import ResponseEncoder
 from inferloop.serve.responses.wire import NAMES, parse_response
 from inferloop.serve.wire import Call, parse_chat, parse_completion
@@ -91,7 +91,7 @@ async def prepare(
 async def answer_whole(attempt: Attempt, prepared: Prepared) -> bytes:
     """Generate all choices and give the whole answer's body; `attempt` is not ended yet."""
     encoder = prepared.encoder
-    finishes: dict[int, Finish] = {}
+    finishes: dict[int, EngineFinish] = {}
     async with contextlib.aclosing(generate_all(attempt.replica.generator, prepared.requests)) as deltas:
         async for index, delta in deltas:
             attempt.on_delta(delta, index)
@@ -103,7 +103,7 @@ async def answer_whole(attempt: Attempt, prepared: Prepared) -> bytes:
     return encoder.body(in_order, usage, attempt.timings(usage.completion_tokens))
 
 
-def public_finish(reason: FinishReason | None) -> Finish:
+def public_finish(reason: FinishReason | None) -> EngineFinish:
     """Raises EngineError for an end that is none of the API's."""
     if reason == "stop" or reason == "length":
         return reason

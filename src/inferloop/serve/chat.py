@@ -9,7 +9,6 @@ import msgspec
 from inferloop.backends.protocols import Delta
 from inferloop.serve.extras import Extras
 from inferloop.serve.replies import (
-    AssistantMessage,
     ChatChoice,
     ChatCompletion,
     ChatLogprob,
@@ -20,6 +19,7 @@ from inferloop.serve.replies import (
 )
 from inferloop.serve.sse import AnswerHead, ChunkWriter, error_event
 from inferloop.serve.tokens import chat_logprobs
+from inferloop.serve.tool_calls import ChoiceReader
 
 _dumps = msgspec.json.encode
 
@@ -29,43 +29,45 @@ class ChatEncoder:
 
     def __init__(self, head: AnswerHead) -> None:
         self._head, self._writer, self._extras = head, ChunkWriter(head, "chat.completion.chunk"), Extras(head)
-        self._texts: list[list[str]] = [[] for _ in head.echoes]
+        self._readers = [ChoiceReader(head.call.answer) for _ in head.echoes]
         self._logprobs: list[list[ChatLogprob] | None] = [None for _ in head.echoes]
 
     def opening(self, first: Delta) -> bytes:
         role = b'"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null'
-        choices = (b'{"index":%d,%b}' % (i, role) for i in range(len(self._texts)))
+        choices = (b'{"index":%d,%b}' % (i, role) for i in range(len(self._readers)))
         told = self._extras.prompt_field(first)
         return b"".join(self._writer.choice(choice, Timings(num_tokens=0), told) for choice in choices)
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        if not self._writer.wants(delta):
+        reader = self._readers[index]
+        shown = [piece for parts in reader.read(delta) for piece in reader.show(parts)]
+        if not shown and not self._writer.wants_tokens(delta):
             return b""
         logprobs = b"null"
         if delta.logprobs is not None:
             rows = chat_logprobs(self._head.token_bytes, delta.token_ids, delta.logprobs)
             logprobs = _dumps(ChatLogprobs(content=rows))
-        text = _dumps(delta.text)
-        choice = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}' % (
-            index,
-            text,
-            logprobs,
-            self._extras.delta_field(delta),
-        )
-        return self._writer.choice(choice, Timings(num_tokens=len(delta.token_ids)))
+        # the first piece has what belongs to the delta's tokens
+        head = b'{"index":%d,"delta":%%b,"logprobs":%%b,"finish_reason":null%%b}' % index
+        token_ids, num_tokens, chunks = self._extras.delta_field(delta), len(delta.token_ids), []
+        for piece in shown or [b'{"content":""}']:
+            choice = head % (piece, logprobs, token_ids)
+            chunks.append(self._writer.choice(choice, Timings(num_tokens=num_tokens)))
+            logprobs, token_ids, num_tokens = b"null", b"", 0
+        return b"".join(chunks)
 
     def ended(self, index: int, finish: Finish) -> bytes:
-        return self._writer.choice(_finish_choice(index, finish), Timings(num_tokens=0))
+        return self._writer.choice(self._finish_choice(index, finish), Timings(num_tokens=0))
 
     def closing(self, index: int, finish: Finish, usage: Usage, timings: Timings) -> bytes:
-        return self._writer.closing(_finish_choice(index, finish), usage, timings)
+        return self._writer.closing(self._finish_choice(index, finish), usage, timings)
 
     def broken(self, error: BaseException) -> bytes:
         return error_event(error)
 
     def collect(self, index: int, delta: Delta) -> None:
         self._extras.collect(index, delta)
-        self._texts[index].append(delta.text)
+        self._readers[index].read(delta)
         if delta.logprobs is not None:
             rows = chat_logprobs(self._head.token_bytes, delta.token_ids, delta.logprobs)
             self._logprobs[index] = (self._logprobs[index] or []) + rows
@@ -74,12 +76,12 @@ class ChatEncoder:
         choices = [
             ChatChoice(
                 index=i,
-                message=AssistantMessage(content="".join(texts)),
+                message=reader.message(),
                 logprobs=None if logprobs is None else ChatLogprobs(content=logprobs),
-                finish_reason=finish,
+                finish_reason=reader.finish(finish),
                 token_ids=self._extras.token_ids(i),
             )
-            for i, (texts, logprobs, finish) in enumerate(zip(self._texts, self._logprobs, finishes, strict=True))
+            for i, (reader, logprobs, finish) in enumerate(zip(self._readers, self._logprobs, finishes, strict=True))
         ]
         head = self._head
         answer = ChatCompletion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
@@ -89,6 +91,6 @@ class ChatEncoder:
             answer.inferloop = timings
         return _dumps(answer)
 
-
-def _finish_choice(index: int, finish: Finish) -> bytes:
-    return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%b"}' % (index, finish.encode())
+    def _finish_choice(self, index: int, finish: Finish) -> bytes:
+        told = self._readers[index].finish(finish)
+        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%b"}' % (index, told.encode())

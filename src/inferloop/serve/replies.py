@@ -10,7 +10,8 @@ from msgspec import UNSET, Struct, UnsetType
 from inferloop.serve.messages import Message
 from inferloop.serve.sampled import TokenId
 
-Finish = Literal["stop", "length"]
+EngineFinish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class CachedTokens(Struct, kw_only=True):
@@ -54,10 +55,27 @@ class ChatLogprobs(Struct, kw_only=True):
     refusal: None = None
 
 
+class AnswerFunction(Struct, kw_only=True):
+    """`arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(Struct, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: AnswerFunction
+
+
 class AssistantMessage(Struct, kw_only=True):
+    """`content` is null where there are only calls, or only reasoning."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class PromptLogprob(Struct, kw_only=True):

@@ -94,8 +94,12 @@ class ChunkWriter:
         return self.choice(choice, Timings(num_tokens=0)) + last + DONE
 
     def wants(self, delta: Delta) -> bool:
-        """Text is for everybody; tokens whose text is still held back only for those who count tokens."""
-        return bool(delta.text) or delta.logprobs is not None or (self._counts_tokens and bool(delta.token_ids))
+        """Text is for everybody."""
+        return bool(delta.text) or self.wants_tokens(delta)
+
+    def wants_tokens(self, delta: Delta) -> bool:
+        """Tokens whose text is still held back are only for those who count them."""
+        return delta.logprobs is not None or (self._counts_tokens and bool(delta.token_ids))
 
 
 def error_event(error: BaseException) -> bytes:

@@ -14,6 +14,7 @@ from msgspec import Meta
 from inferloop.backends.protocols import GeneratorInfo, Prompt
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Sampling
+from inferloop.engine.text.answer import PLAIN_ANSWER, AnswerPlan
 from inferloop.serve.decode import decode_body
 from inferloop.serve.messages import Message, plain_messages
 from inferloop.serve.no_op import NoOp
@@ -29,6 +30,7 @@ from inferloop.serve.sampled import (
     sampling_of,
 )
 from inferloop.serve.structured import ResponseFormat, grammar_of
+from inferloop.serve.tools import ToolChoice, ToolDefinition, choice_of, plan_answer, tools_of
 
 MAX_N = 16
 MAX_PROMPTS = 64
@@ -69,11 +71,11 @@ class ChatRequest(Common):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: NoOp = None
-    tool_choice: NoOp = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: NoOp = None
     function_call: NoOp = None
-    parallel_tool_calls: NoOp = None
     response_format: ResponseFormat | None = None
     modalities: NoOp = None
     audio: NoOp = None
@@ -85,11 +87,8 @@ class ChatRequest(Common):
     web_search_options: NoOp = None
 
     no_op: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
@@ -129,6 +128,7 @@ class Call:
     num_prompt_logprobs: int | None = None
     """How many are to be shown as `prompt_logprobs`; with `echo` and log-probabilities others are shown there."""
     return_token_ids: bool = False
+    answer: AnswerPlan = PLAIN_ANSWER
 
     @property
     def echo_logprobs(self) -> bool:
@@ -145,14 +145,18 @@ def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     check_length(request.messages, info, "messages")
-    prompt = Prompt(messages=plain_messages(request.messages))
+    tools = tools_of(request.tools or ())
+    prompt = Prompt(messages=plain_messages(request.messages), tools=tuple(tool.definition for tool in tools))
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = request.max_completion_tokens or request.max_tokens
-    grammar = grammar_of(request.structured_outputs, request.response_format)
+    wanted = grammar_of(request.structured_outputs, request.response_format)
+    choice = None if request.tool_choice is None else choice_of(request.tool_choice)
+    plan, grammar = plan_answer(tools, choice, request.parallel_tool_calls, wanted, info)
     check_grammar(grammar, request, info)
     _check_scoring(request, info)
     sampling = sampling_of(request, max_tokens, num_logprobs, grammar)
-    return _call(request, (prompt,), replace(sampling, num_prompt_logprobs=request.prompt_logprobs))
+    call = _call(request, (prompt,), replace(sampling, num_prompt_logprobs=request.prompt_logprobs))
+    return replace(call, answer=plan)
 
 
 def parse_completion(body: bytes, info: GeneratorInfo) -> Call:

@@ -48,6 +48,7 @@ CASES: list[tuple[str, str, list[Event]]] = [
         '{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n',
         ["One moment.", NOW, OSLO],
     ),
+    ("hermes", '<tool_call>{"name":"now"}\n</tool_c', [NOW]),  # cut where it closes
     ("hermes", '<tool_call>{"name":"now"}</tool_call>\nDone.\n', [NOW, "\nDone.\n"]),
     (
         "hermes",

@@ -125,9 +125,14 @@ def test_what_asks_for_nothing_is_accepted(field: str, value: Any) -> None:
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "robot", "content": "x"}, "messages[0].role"),
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0]"),
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
         ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
-        ({"role": "user", "content": "x", "name": "Bob"}, "messages[0].name"),
+        ({"role": "user", "content": "x", "name": 7}, "messages[0].name"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "reasoning_content": "y"}, "messages[0].reasoning_content"),
+        ({"role": "assistant", "content": None}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": []}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "messages[0].content[0]"),
     ],
@@ -157,7 +162,7 @@ def test_messages_reach_the_template_plainly() -> None:
 def test_more_items_than_the_context_has_tokens_are_refused_unread() -> None:
     for parse, body, field in (
         (parse_completion, completion(prompt=[10**9] * 1000), "prompt"),
-        (parse_chat, chat(messages=[{"role": "user", "content": "", "tool_calls": 1}] * 1000), "messages"),
+        (parse_chat, chat(messages=[{"role": "user", "content": "", "annotations": 1}] * 1000), "messages"),
     ):
         error = refusal(parse, body)
         assert (error.param, error.code) == (field, "context_length_exceeded")

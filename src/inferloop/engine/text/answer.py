@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from inferloop.engine.text.reasoning import ThinkParser
 from inferloop.engine.text.tools.calls import ToolCall
 from inferloop.engine.text.tools.dialects import DIALECTS
+from inferloop.engine.text.tools.json_calls import HERMES
 from inferloop.engine.text.tools.parser import Event, ToolParser
 
 
@@ -23,6 +24,16 @@ class AnswerStyle:
     tool_dialect: str | None = None
     thinks: bool = False
     think_opened: bool = False
+
+
+AUTO, NONE = "auto", "none"
+
+
+def untaught_style(tool_call_parser: str = AUTO, reasoning_parser: str = AUTO) -> AnswerStyle:
+    """By the names that `inferloop serve` takes, without a chat template to ask: `auto` means hermes, and no
+    reasoning."""
+    dialect = {AUTO: HERMES.name, NONE: None}.get(tool_call_parser, tool_call_parser)
+    return AnswerStyle(dialect, thinks=reasoning_parser not in (AUTO, NONE))
 
 
 PLAIN_STYLE = AnswerStyle()
@@ -40,6 +51,9 @@ class AnswerPlan:
     """The caller chose the function; such a call is no reason of its own to finish."""
     thinks: bool = False
     think_opened: bool = False
+
+
+PLAIN_ANSWER = AnswerPlan()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from inferloop.core.clock import Clock
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar
-from inferloop.engine.text.answer import PLAIN_STYLE, AnswerStyle
+from inferloop.engine.text.answer import AUTO, NONE, PLAIN_STYLE, AnswerStyle
 from inferloop.engine.text.detokenizer import Detokenizer
 from inferloop.engine.text.grammar import GrammarCompiler, GrammarMask
 from inferloop.engine.text.template import ChatTemplate
@@ -17,10 +17,6 @@ from inferloop.engine.text.tokenizer import Tokenizer, load_tokenizer
 from inferloop.engine.text.tools.dialects import DIALECTS
 from inferloop.engine.text.tools.json_calls import HERMES
 from inferloop.models.resolve import ModelFiles
-
-AUTO, NONE = "auto", "none"
-TOOL_CALL_PARSERS = (AUTO, NONE, *DIALECTS)
-REASONING_PARSERS = (AUTO, NONE, "think")
 
 
 class Codec:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from inferloop.core.request import Grammar
 from inferloop.engine.text.tools.calls import Tool
 from inferloop.engine.text.tools.dialect import Dialect
+from inferloop.engine.text.tools.schema import embedded
 
 MAX_CALLS = 16
 """In one answer; a model that repeats itself comes to an end."""
 
 
 def forced_calls(dialect: Dialect, tools: Sequence[Tool], *, parallel: bool, param: str) -> Grammar:
-    """One call, or with `parallel` several, of `tools`, and no other text. Raises RequestError naming the tool."""
+    """One call, or with `parallel` several, of `tools`, and no other text. Errors will name `param`; raises
+    RequestError naming the tool whose parameters cannot be forced."""
     return Grammar("lark", f"start: calls\n{_rules(dialect, tools, parallel)}", param)
 
 
-def calls_or_json(dialect: Dialect, tools: Sequence[Tool], schema: str, *, parallel: bool, param: str) -> Grammar:
-    """As `forced_calls`, or else a value of `schema`, which is the text of a JSON schema."""
-    rules = _rules(dialect, tools, parallel)
-    return Grammar("lark", f"start: calls | answer\nanswer: %json {schema}\n{rules}", param)
+def calls_or_json(dialect: Dialect, tools: Sequence[Tool], answer: Grammar, *, parallel: bool) -> Grammar:
+    """As `forced_calls`, or else the value that `answer`, of a JSON kind, asks for. Malformed JSON is left to whoever
+    compiles it."""
+    try:
+        schema = json.loads(answer.text) if answer.kind == "json_schema" else {"type": "object"}
+    except (ValueError, RecursionError):
+        return answer
+    if not isinstance(schema, dict):
+        return answer
+    text = f"start: calls | answer\nanswer: %json {embedded(schema)}\n{_rules(dialect, tools, parallel)}"
+    return Grammar("lark", text, answer.param)
 
 
 def _rules(dialect: Dialect, tools: Sequence[Tool], parallel: bool) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferloop.engine.text.tools.calls import Tool, ToolCall, argument_text
-from inferloop.engine.text.tools.schema import arguments_schema, quoted
+from inferloop.engine.text.tools.schema import arguments_schema, quoted, up_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,12 @@ class JsonDialect:
         return f"To call a function, answer with one JSON object per call, in this form:\n{form}"
 
     def grammar(self, tools: Sequence[Tool], most: int) -> str:
-        rules = [f"calls: call ({quoted(self.between)} call){{0,{most - 1}}}"]
+        rules = [f"calls: {up_to(most, 'call', self.between)}"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
         for i, tool in enumerate(tools):
             head = f'{self.before}{{"name": {json.dumps(tool.name)}, "{self.key}": '
-            schema = json.dumps(arguments_schema(tool))
             rules.append(f"call_{i}: {quoted(head)} arguments_{i} {quoted('}' + self.after)}")
-            rules.append(f"arguments_{i}: %json {schema}")
+            rules.append(f"arguments_{i}: %json {arguments_schema(tool)}")
         return "\n".join(rules)
 
 

@@ -47,7 +47,8 @@ class ToolParser:
         """What was held back. Call once, at the end of the answer."""
         if self._brackets is not None:
             self._drop_call()
-        self._show(self._held)
+        if not (self._after_call and self._dialect.closer.startswith(self._held)):  # cut inside the closing tag
+            self._show(self._held)
         if not self._after_call:
             self._emit("".join(self._gap))
         self._held, self._gap = "", []

@@ -11,7 +11,7 @@ from typing import Any
 from inferloop.core.errors import RequestError
 from inferloop.engine.text.tools.calls import Tool, ToolCall, argument_text
 from inferloop.engine.text.tools.literals import NotLiteralError, Reader
-from inferloop.engine.text.tools.schema import argument_schemas, quoted
+from inferloop.engine.text.tools.schema import argument_schemas, quoted, up_to
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _KEYWORD = re.compile(r"[^\W\d]\w*")
@@ -38,7 +38,9 @@ class Pythonic:
         return calls
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        written = (f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls)
+        written = (
+            f"{name}({', '.join(f'{k}={_literal(v)}' for k, v in arguments.items())})" for name, arguments in calls
+        )
         return f"[{', '.join(written)}]"
 
     def instruct(self) -> str:
@@ -48,12 +50,23 @@ class Pythonic:
         )
 
     def grammar(self, tools: Sequence[Tool], most: int) -> str:
-        rules = [f'calls: "[" call (", " call){{0,{most - 1}}} "]"']
+        rules = [f'calls: "[" {up_to(most, "call", ", ")} "]"']
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
         for i, tool in enumerate(tools):
             rules.append(f"call_{i}: {quoted(tool.name + '(')} first_{i}_0 {quoted(')')}")
             rules += _argument_rules(i, tool)
         return "\n".join(rules)
+
+
+def _literal(value: Any) -> str:
+    """Python's, with the strings in JSON's form, which is the same for both."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"
+    return repr(value)
 
 
 def _call(reader: Reader) -> ToolCall:
@@ -85,7 +98,7 @@ def _argument_rules(i: int, tool: Tool) -> list[str]:
             raise RequestError(f"{tool.param}: {name!r} cannot be an argument in this dialect", param=tool.param)
         one = f"argument_{i}_{k}"
         rules.append(f"{one}: {quoted(name + '=')} value_{i}_{k}")
-        rules.append(f"value_{i}_{k}: %json {json.dumps(schema)}")
+        rules.append(f"value_{i}_{k}: %json {schema}")
         skip = "" if required else f" | first_{i}_{k + 1}"
         rules.append(f"first_{i}_{k}: {one} next_{i}_{k + 1}{skip}")
         written = f'", " {one}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from inferloop.core.errors import RequestError
@@ -19,15 +20,25 @@ def quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def arguments_schema(tool: Tool) -> dict[str, Any]:
+def embedded(schema: Mapping[str, Any]) -> str:
+    """A schema as it stands behind %json."""
+    return json.dumps({**schema, "x-guidance": _WHITESPACE})
+
+
+def up_to(most: int, rule: str, between: str) -> str:
+    """One to `most` times `rule`."""
+    return rule if most == 1 else f"{rule} ({quoted(between)} {rule}){{0,{most - 1}}}"
+
+
+def arguments_schema(tool: Tool) -> str:
     """The schema of a forced call's arguments: only those that are declared, unless it says that others may be."""
     schema = {"type": "object", **(tool.parameters or {})}
     schema.setdefault("properties", {})
     schema.setdefault("additionalProperties", False)
-    return {**schema, "x-guidance": _WHITESPACE}
+    return embedded(schema)
 
 
-def argument_schemas(tool: Tool) -> list[tuple[str, bool, dict[str, Any]]]:
+def argument_schemas(tool: Tool) -> list[tuple[str, bool, str]]:
     """(name, required, schema) of each argument, where they cannot be one object. Raises RequestError when their schema
     says more than that."""
     schema = tool.parameters or {}
@@ -38,6 +49,6 @@ def argument_schemas(tool: Tool) -> list[tuple[str, bool, dict[str, Any]]]:
     shared = {key: schema[key] for key in _SHARED if key in schema}
     required = schema.get("required", ())
     return [
-        (name, name in required, {**(one if isinstance(one, dict) else {}), **shared, "x-guidance": _WHITESPACE})
+        (name, name in required, embedded({**(one if isinstance(one, dict) else {}), **shared}))
         for name, one in schema.get("properties", {}).items()
     ]

@@ -1,0 +1,96 @@
+"""Grammars that force calls: what the parser reads is what they let through, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferloop.core.errors import RequestError
+from inferloop.core.request import Grammar
+from inferloop.engine.text.codec import Codec
+from inferloop.engine.text.tools.calls import Tool
+from inferloop.engine.text.tools.dialects import DIALECTS
+from inferloop.engine.text.tools.forced import MAX_CALLS, calls_or_json, forced_calls
+from inferloop.models.resolve import resolve
+
+CITY = {"type": "string", "maxLength": 4}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": CITY, "days": {"type": "integer"}, "unit": {"$ref": "#/$defs/unit"}},
+    "required": ["city", "unit"],
+    "$defs": {"unit": {"enum": ["c", "f"]}},
+}
+TOOLS = (Tool("now"), Tool("get_weather", parameters=SCHEMA, param="tools[1].function.parameters"))
+NOW: tuple[str, dict[str, Any]] = ("now", {})
+OSLO: tuple[str, dict[str, Any]] = ("get_weather", {"city": "Oslo", "unit": "c"})
+FULL: tuple[str, dict[str, Any]] = ("get_weather", {"city": "é", "days": 3, "unit": "f"})
+
+
+@pytest.fixture
+def codec(tiny_directory: Callable[..., Path]) -> Codec:
+    return Codec(resolve(str(tiny_directory())))
+
+
+def allows(codec: Codec, grammar: Grammar, text: str) -> bool:
+    """Whether the whole text can be generated, and the answer can end there."""
+    mask, end = codec.compile_grammar(grammar), codec.tokenizer.eos_token_ids[0]
+    row = np.zeros((258 + 31) // 32, dtype=np.uint32)
+    for token in [*codec.tokenizer.encode(text, allow_special=False), end]:
+        mask.fill(row)
+        if not row[token // 32] >> (token % 32) & 1:
+            return False
+        mask.accept([token])
+    return True
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
+def test_exactly_the_calls_that_were_asked_for(codec: Codec, dialect: Any) -> None:
+    one = forced_calls(dialect, TOOLS, parallel=False, param="tools")
+    several = forced_calls(dialect, TOOLS, parallel=True, param="tools")
+    for calls in ([NOW], [OSLO], [FULL]):
+        assert allows(codec, one, dialect.write(calls)) and allows(codec, several, dialect.write(calls))
+    for calls in ([NOW, FULL], [NOW] * MAX_CALLS):
+        assert allows(codec, several, dialect.write(calls)) and not allows(codec, one, dialect.write(calls))
+    wrongs: tuple[list[tuple[str, dict[str, Any]]], ...] = (
+        [],
+        [NOW] * (MAX_CALLS + 1),
+        [("other", {})],
+        [("now", {"x": 1})],
+        [("get_weather", {"city": "Oslo"})],
+        [("get_weather", {"city": "London", "unit": "c"})],
+        [("get_weather", {"unit": "c", "city": "Oslo"})],
+    )
+    for wrong in wrongs:
+        assert not allows(codec, several, dialect.write(wrong))
+    assert not allows(codec, several, f"Well. {dialect.write([NOW])}")
+    named = forced_calls(dialect, TOOLS[:1], parallel=False, param="tools")
+    assert allows(codec, named, dialect.write([NOW])) and not allows(codec, named, dialect.write([OSLO]))
+
+
+def test_calls_or_an_answer_of_a_form(codec: Codec) -> None:
+    dialect = DIALECTS["hermes"]
+    for answer in (Grammar("json_schema", '{"type": "object"}', "f"), Grammar("json_object", param="f")):
+        grammar = calls_or_json(dialect, TOOLS, answer, parallel=True)
+        assert grammar.param == "f"
+        assert allows(codec, grammar, '{"a": 1}') and allows(codec, grammar, dialect.write([NOW, OSLO]))
+        assert not allows(codec, grammar, "text")
+
+
+def test_what_cannot_be_forced_is_refused(codec: Codec) -> None:
+    tool = Tool("f", parameters={"type": "object", "properties": {"a": {"not": {}}}})
+    for dialect in DIALECTS.values():
+        with pytest.raises(RequestError) as refused:
+            codec.compile_grammar(forced_calls(dialect, [tool], parallel=True, param="tools"))
+        assert refused.value.param == "tools"
+    schemas: tuple[dict[str, Any], ...] = ({"additionalProperties": True}, {"anyOf": []}, {"properties": {"a b": {}}})
+    for schema in schemas:
+        with pytest.raises(RequestError) as refused:
+            forced_calls(DIALECTS["pythonic"], [Tool("f", parameters=schema, param="p")], parallel=True, param="tools")
+        assert refused.value.param == "p"
+    with pytest.raises(RequestError) as refused:
+        codec.compile_grammar(calls_or_json(DIALECTS["hermes"], TOOLS, Grammar("json_schema", "{", "f"), parallel=True))
+    assert refused.value.param == "f"
