@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar, GrammarKind
+from inferloop.engine.text import grammar as grammar_module
 from inferloop.engine.text.codec import Codec
-from inferloop.engine.text.grammar import MAX_CHARS, MAX_DEPTH, GrammarMask
+from inferloop.engine.text.grammar import MAX_CHARS, MAX_DEPTH, GrammarCompiler, GrammarMask
 from inferloop.models.resolve import ModelFiles
 
 PARAM = "response_format.json_schema.schema"
@@ -139,3 +143,54 @@ def test_masks_of_one_compiler_are_independent(codec: Codec) -> None:
     first.accept(codec.tokenizer.encode("ab", allow_special=False))
     assert allowed(codec, first) == set(codec.tokenizer.eos_token_ids)
     assert allowed(codec, second) != allowed(codec, first)
+
+
+def test_a_choice_is_taken_exactly_whatever_its_characters_mean(codec: Codec) -> None:
+    texts = ["yes", "yes, sir", "a|b", "(.*)", " 1 + 1 = [2]?\n", "\\d{2}", "世界 & ~#-", "\t"]
+    grammar = Grammar("regex", "|".join(map(re.escape, texts)))
+    assert all(takes(codec, grammar, text) for text in texts)
+    assert not any(takes(codec, grammar, text) for text in ["yes,", "a", "(x)", "11", " 1 + 1 = 2\n"])
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that are compiled from here on, slowly."""
+    built: list[str] = []
+    before = grammar_module._source
+
+    def slow(grammar: Grammar) -> str:
+        built.append(grammar.text)
+        time.sleep(0.01)
+        return before(grammar)
+
+    monkeypatch.setattr(grammar_module, "_source", slow)
+    return built
+
+
+def test_a_grammar_is_compiled_once_also_for_many_at_once(codec: Codec, builds: list[str]) -> None:
+    """And each gets a way of its own through it."""
+    grammar = Grammar("regex", "(ab|ba){3}")
+    with ThreadPoolExecutor(8) as pool:
+        masks = list(pool.map(codec.compile_grammar, [grammar] * 16))
+    assert builds == [grammar.text]
+    a, b = (codec.tokenizer.encode(letter, allow_special=False)[0] for letter in "ab")
+    for i, mask in enumerate(masks):
+        mask.accept([a, b] if i % 2 else [b])
+    assert {b in allowed(codec, mask) for mask in masks[0::2]} == {False}
+    assert {b in allowed(codec, mask) for mask in masks[1::2]} == {True}
+
+
+def test_the_grammars_used_last_are_remembered_and_broken_ones_are_not(
+    codec: Codec, builds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "MAX_COMPILED", 2)
+    compiler = GrammarCompiler(codec.tokenizer, codec.tokenizer.vocab_size)
+    for text in ("x1", "x2", "x1", "x3", "x1", "x2"):
+        compiler.compile(Grammar("regex", text))
+    assert builds == ["x1", "x2", "x3", "x2"]
+    for param in ("first", "second"):
+        with pytest.raises(RequestError) as found:
+            compiler.compile(Grammar("regex", "(", param))
+        assert found.value.param == param
+    compiler.compile(Grammar("regex", "x2"))
+    assert builds[4:] == ["(", "("]

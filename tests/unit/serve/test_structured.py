@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +44,16 @@ def test_structured_outputs_on_both_endpoints(ask: Any) -> None:
     assert ask(structured_outputs={"grammar": 'start: "a"'}) == Grammar("lark", 'start: "a"')
     assert json.loads(ask(structured_outputs={"json": SCHEMA}).text) == SCHEMA
     assert ask(structured_outputs={"json": '{"type": "null"}'}) == Grammar("json_schema", '{"type": "null"}')
+    assert ask(structured_outputs={"json_object": True}) == Grammar("json_object")
     assert ask(structured_outputs=None) is None
+
+
+def test_choices_become_an_expression_of_their_exact_texts() -> None:
+    texts = ["yes", "a|b", "(.*)", " 1 + 1 = 2?\n", "世界"]
+    found = completion(structured_outputs={"choice": texts, "regex": None, "disable_any_whitespace": False})
+    assert found is not None and found.kind == "regex"
+    assert all(re.fullmatch(found.text, text) for text in texts)
+    assert not any(re.fullmatch(found.text, text) for text in ["", "a", "b", "(x)", "yes "])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +68,15 @@ def test_structured_outputs_on_both_endpoints(ask: Any) -> None:
         ({"response_format": "json"}, "response_format"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
-        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "disable_any_whitespace": True}}, "structured_outputs.disable_any_white"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": " *"}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"backend": "x"}}, "structured_outputs.backend"),
         ({"structured_outputs": {"regex": 7}}, "structured_outputs.regex"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),

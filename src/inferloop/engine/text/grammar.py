@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import OrderedDict
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -16,6 +17,8 @@ from inferloop.engine.text.tokenizer import Tokenizer
 MAX_CHARS = 65536
 MAX_DEPTH = 64
 """Levels of a schema's own JSON."""
+MAX_COMPILED = 64
+"""Grammars that are remembered; what a large one holds are some megabytes at most."""
 _WHITESPACE = r" |\n {0,32}"
 """Between the parts of a JSON text: one space, or one new line with its indent. A model that may write blanks without
 end sometimes does."""
@@ -26,28 +29,48 @@ repetition of repetitions holds it up for half a second; with these the worst th
 
 
 class GrammarCompiler:
-    """For one tokenizer and the `vocab_size` rows of the model's logits. Safe to share between threads; preparing the
-    vocabulary, a fraction of a second, waits for the first grammar."""
+    """For one tokenizer and the `vocab_size` rows of the model's logits. Safe to share between threads. Preparing the
+    vocabulary, a fraction of a second, waits for the first grammar. The grammars used last are remembered, so that the
+    choices of a request, and requests that ask for the same, compile it once."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._prepared: LLTokenizer | None = None
         self._lock = threading.Lock()
+        self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> GrammarMask:
-        """Takes from a millisecond to a second. Raises RequestError naming the grammar's field for what is too large,
-        malformed, unsupported (a schema's keywords too: nothing of it is ignored) or matches nothing."""
+        """Takes from a millisecond to a second; a copy, some microseconds, when it is known. Raises RequestError naming
+        the grammar's field for what is too large, malformed, unsupported (a schema's keywords too: nothing of it is
+        ignored) or matches nothing."""
         if len(grammar.text) > MAX_CHARS:
             raise RequestError(f"{grammar.param} is longer than {MAX_CHARS} characters", param=grammar.param)
         if not self._tokenizer.eos_token_ids:
             raise RequestError("this model has no end token, which a bounded answer needs", param=grammar.param)
+        key = (grammar.kind, grammar.text)
+        with self._lock:
+            entry = self._compiled.setdefault(key, _Compiled())
+            self._compiled.move_to_end(key)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        try:
+            with entry.lock:
+                if entry.matcher is None:
+                    entry.matcher = self._build(grammar)
+                return GrammarMask(entry.matcher.deep_copy(), frozenset(self._tokenizer.eos_token_ids))
+        except RequestError:
+            with self._lock:
+                self._compiled.pop(key, None)
+            raise
+
+    def _build(self, grammar: Grammar) -> LLMatcher:
         matcher = LLMatcher(self._vocabulary(), _source(grammar), log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first state finds what is infinite or empty, and is the most work
         if matcher.is_error():
             problem = matcher.get_error().strip()[:500] or "it cannot be compiled"
             raise RequestError(f"{grammar.param} cannot be used: {problem}", param=grammar.param)
-        return GrammarMask(matcher, frozenset(self._tokenizer.eos_token_ids))
+        return matcher
 
     def _vocabulary(self) -> LLTokenizer:
         with self._lock:
@@ -56,6 +79,14 @@ class GrammarCompiler:
                 ends = list(self._tokenizer.eos_token_ids)
                 self._prepared = LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=ends)
             return self._prepared
+
+
+class _Compiled:
+    """The start of one grammar, never moved on; None until whoever holds the lock has built it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.matcher: LLMatcher | None = None
 
 
 class GrammarMask:
