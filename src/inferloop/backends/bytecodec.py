@@ -17,14 +17,14 @@ END = 257
 VOCAB_SIZE = 258
 
 
-def render(prompt: Prompt) -> tuple[int, ...]:
+def render(prompt: Prompt, *, add_generation_prompt: bool = True) -> tuple[int, ...]:
     """Raises RequestError for an empty prompt."""
     if prompt.messages is not None:
         ids: list[int] = [START, *json.dumps(prompt.tools).encode(), END] if prompt.tools else []
         for message in prompt.messages:
             calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
             ids += [START, *f"{message['role']}\n{message['content']}{calls}".encode(), END]
-        return (*ids, START, *b"assistant\n")
+        return (*ids, START, *b"assistant\n") if add_generation_prompt else tuple(ids)
     ids = list(prompt.token_ids or ()) if prompt.text is None else list(prompt.text.encode())
     if not ids:
         raise RequestError("the prompt is empty", param="prompt")
@@ -61,12 +61,16 @@ class ByteCodec:
         return decode(self.encode_chat(messages, tools=tools))
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[int, ...]:
-        shown = tuple(dict(tool) for tool in tools or ())
-        return render(Prompt(messages=tuple(dict(m) for m in messages), tools=shown))
+        prompt = Prompt(messages=tuple(dict(m) for m in messages), tools=tuple(dict(tool) for tool in tools or ()))
+        return render(prompt, add_generation_prompt=add_generation_prompt)
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return render(Prompt(text=text))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:

@@ -52,10 +52,14 @@ class NativeCodec(Protocol):
     ) -> str: ...
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[int, ...]: ...
 
-    def encode_text(self, text: str) -> tuple[int, ...]: ...
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str: ...
 
@@ -116,10 +120,16 @@ class NativeGenerator:
     def describe(self) -> tuple[GeneratorInfo, EngineStats]:
         return self._info, self._engine.stats()
 
-    def render(self, prompt: Prompt) -> tuple[int, ...]:
+    def render(
+        self, prompt: Prompt, *, add_generation_prompt: bool = True, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
         if prompt.messages is not None:
-            return self._codec.encode_chat(prompt.messages, tools=prompt.tools)
-        return self._codec.encode_text(prompt.text) if prompt.text is not None else prompt.token_ids or ()
+            return self._codec.encode_chat(
+                prompt.messages, add_generation_prompt=add_generation_prompt, tools=prompt.tools
+            )
+        if prompt.text is not None:
+            return self._codec.encode_text(prompt.text, add_special_tokens=add_special_tokens)
+        return prompt.token_ids or ()
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         return self._codec.decode(token_ids, skip_special=False)

@@ -150,7 +150,12 @@ class Preview:
 class TextCodec(Protocol):
     """What a Generator with a real tokenizer offers beside generating: for /tokenize, /detokenize and render."""
 
-    def render(self, prompt: Prompt) -> tuple[int, ...]: ...
+    def render(
+        self, prompt: Prompt, *, add_generation_prompt: bool = True, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """The ids of a prompt: as `generate` has them, or a conversation without what begins the answer, or a text
+        without the tokens that begin every text."""
+        ...
 
     async def preview(self, request: GenerateRequest) -> Preview:
         """Do all that `generate` does before the engine has the request, and raise the same errors."""

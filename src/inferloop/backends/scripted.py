@@ -122,8 +122,11 @@ class ScriptedGenerator:
         )
         return self._info, stats
 
-    def render(self, prompt: Prompt) -> tuple[int, ...]:
-        return bytecodec.render(prompt)
+    def render(
+        self, prompt: Prompt, *, add_generation_prompt: bool = True, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Texts have no special tokens here."""
+        return bytecodec.render(prompt, add_generation_prompt=add_generation_prompt)
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         return bytecodec.decode(token_ids)

@@ -154,17 +154,23 @@ class ModelList(Struct, kw_only=True):
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Exactly one of `prompt` and `messages`."""
+    """Exactly one of `prompt` and `messages`. `add_special_tokens` false leaves out the BOS before a prompt;
+    `add_generation_prompt` false leaves out what the chat template prints before an answer."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class TokenizeResponse(Struct, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+    """What each token stands for; a part of a character shows as U+FFFD."""
 
 
 class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -25,6 +25,7 @@ from inferloop.serve.replies import (
     TokenizeResponse,
 )
 from inferloop.serve.sampled import check_token_ids
+from inferloop.serve.tokens import public_text
 
 
 class TextEndpoints:
@@ -45,10 +46,8 @@ class TextEndpoints:
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request.receive, self._replica.config.max_body_bytes)
-        prompt = await beside_loop(self._prompt, body)
-        tokens = await asyncio.to_thread(self._codec().render, prompt)
-        context_length = self._replica.info.context_length
-        return json_response(TokenizeResponse(count=len(tokens), max_model_len=context_length, tokens=list(tokens)))
+        asked, prompt = await beside_loop(self._asked, body)
+        return json_response(await asyncio.to_thread(self._tokenized, asked, prompt))
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request.receive, self._replica.config.max_body_bytes)
@@ -56,14 +55,32 @@ class TextEndpoints:
         text = await asyncio.to_thread(self._codec().decode, tokens)
         return json_response(DetokenizeResponse(prompt=text))
 
-    def _prompt(self, body: bytes) -> Prompt:
+    def _tokenized(self, asked: TokenizeRequest, prompt: Prompt) -> TokenizeResponse:
+        codec = self._codec()
+        tokens = codec.render(
+            prompt,
+            add_generation_prompt=asked.add_generation_prompt is not False,
+            add_special_tokens=asked.add_special_tokens is not False,
+        )
+        told = TokenizeResponse(count=len(tokens), max_model_len=self._replica.info.context_length, tokens=list(tokens))
+        if asked.return_token_strs:
+            told.token_strs = [public_text(codec.token_bytes(token)) for token in tokens]
+        return told
+
+    def _asked(self, body: bytes) -> tuple[TokenizeRequest, Prompt]:
+        """Raises RequestError, also for a field of messages beside a prompt and the other way round."""
         asked = decode_body(body, TokenizeRequest)
         self._check_model(asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise RequestError("give exactly one of prompt and messages", param="prompt")
         if asked.messages is not None:
-            return Prompt(messages=plain_messages(asked.messages))
-        return Prompt(text=asked.prompt)
+            if asked.add_special_tokens:
+                message = "a conversation starts with the special tokens that it has when it is answered"
+                raise RequestError(message, param="add_special_tokens", code="unsupported_parameter")
+            return asked, Prompt(messages=plain_messages(asked.messages))
+        if asked.add_generation_prompt is not None:
+            raise RequestError("add_generation_prompt belongs to messages", param="add_generation_prompt")
+        return asked, Prompt(text=asked.prompt)
 
     def _tokens(self, body: bytes) -> tuple[int, ...]:
         asked = decode_body(body, DetokenizeRequest)

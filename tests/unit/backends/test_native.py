@@ -180,13 +180,13 @@ async def test_long_prompts_are_tokenized_beside_the_event_loop(
     threads: list[int] = []
 
     class Watched(bytecodec.ByteCodec):
-        def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, tools: object = None) -> tuple[int, ...]:
+        def encode_chat(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> tuple[int, ...]:
             threads.append(threading.get_ident())
-            return super().encode_chat(messages)
+            return super().encode_chat(messages, **how)
 
-        def encode_text(self, text: str) -> tuple[int, ...]:
+        def encode_text(self, text: str, **how: Any) -> tuple[int, ...]:
             threads.append(threading.get_ident())
-            return super().encode_text(text)
+            return super().encode_text(text, **how)
 
     async with native(codec=Watched(), context_length=2) as g:
         with pytest.raises((ContextLengthError, RequestError)):

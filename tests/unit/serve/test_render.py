@@ -212,6 +212,31 @@ async def test_nothing_is_generated_and_no_event_is_left(tiny: Any) -> None:
         assert s.generator.describe()[1] == before and s.sink.records == s.content.records == []
 
 
+async def test_tokenize_shows_parts_of_what_reaches_the_engine(tiny: Any) -> None:
+    async def tokens(**body: Any) -> Any:
+        status, told = await s.post("/tokenize", body)
+        assert status == 200 and told["count"] == len(told["tokens"]) and told["max_model_len"] == 64
+        return told["tokens"]
+
+    async with tiny("none") as s:
+        assert await tokens(messages=HI) == await tokens(messages=HI, add_generation_prompt=True) == IDS
+        assert await tokens(messages=HI, add_generation_prompt=False) == IDS[:-1]
+        assert await tokens(messages=HI, add_special_tokens=False) == IDS
+        assert await tokens(prompt="hi") == await tokens(prompt="hi", add_special_tokens=True) == [BOS, *b"hi"]
+        assert await tokens(prompt="hi", add_special_tokens=False) == [*b"hi"]
+        assert await tokens(prompt="<s>hi", add_special_tokens=False) == [BOS, *b"hi"]
+        _, told = await s.post("/tokenize", {"prompt": "hé", "return_token_strs": True})
+        assert told["token_strs"] == ["<s>", "h", "\ufffd", "\ufffd"]
+        for field_, body in (
+            ("add_special_tokens", {"messages": HI, "add_special_tokens": True}),
+            ("add_generation_prompt", {"prompt": "x", "add_generation_prompt": True}),
+            ("continue_final_message", {"messages": HI, "continue_final_message": True}),
+            ("prompt", {"prompt": "", "add_special_tokens": False}),
+        ):
+            status, told = await s.post("/tokenize", body)
+            assert (status, told["error"]["param"]) == (400, field_)
+
+
 async def test_a_backend_without_its_tokenizer_says_so(native: Native, tmp_path: Path) -> None:
     class Plain:
         def __init__(self, inner: Generator) -> None:

@@ -75,10 +75,11 @@ class Codec:
         text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         return self._prompt(text, "messages")
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Prompt ids of a raw text, with exactly one BOS where the model's texts start with it, also when the text
-        already spells it. Raises RequestError naming `prompt` when nothing is left to start from."""
-        return self._prompt(text, "prompt")
+        already spells it; or the text's own ids alone. Raises RequestError naming `prompt` when nothing is left to
+        start from."""
+        return self._prompt(text, "prompt", adds_bos=add_special_tokens)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ids; invalid bytes become U+FFFD."""
@@ -96,13 +97,13 @@ class Codec:
         """What may follow what in one answer. Slow enough to be kept off an event loop. Raises RequestError."""
         return self._grammars.compile(grammar)
 
-    def _prompt(self, text: str, param: str) -> tuple[int, ...]:
+    def _prompt(self, text: str, param: str, *, adds_bos: bool = True) -> tuple[int, ...]:
         try:
             ids = self.tokenizer.encode(text, allow_special=True)
         except RequestError as problem:
             raise RequestError(problem.message, param=param) from None
         bos = self.tokenizer.bos_token_id
-        if self.tokenizer.adds_bos and bos is not None:
+        if adds_bos and self.tokenizer.adds_bos and bos is not None:
             start = 0
             while start < len(ids) and ids[start] == bos:
                 start += 1
