@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from openai.types import Batch
@@ -55,9 +55,13 @@ def rows(num: int = NUM_ROWS) -> bytes:
     return "\n".join(lines).encode()
 
 
-async def start(client: openai.AsyncOpenAI, data: bytes) -> Batch:
+async def start(
+    client: openai.AsyncOpenAI,
+    data: bytes,
+    endpoint: Literal["/v1/chat/completions", "/v1/embeddings"] = "/v1/chat/completions",
+) -> Batch:
     file = await client.files.create(purpose="batch", file=("in.jsonl", data))
-    return await client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    return await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
 
 
 def num_done(batch: Batch) -> int:
@@ -161,4 +165,16 @@ async def test_the_real_model_answers_a_batch_as_it_answers_requests(
                     model=name, messages=[{"role": "user", "content": q}], temperature=0, max_tokens=12
                 )
                 alone.append(answer.choices[0].message.content)
+            asked = [{"model": name, "input": questions}, {"model": name, "input": questions[0]}]
+            lines = [
+                json.dumps({"custom_id": f"e{i}", "method": "POST", "url": "/v1/embeddings", "body": body})
+                for i, body in enumerate(asked)
+            ]
+            data = "\n".join(lines).encode()
+            embedded = await wait(client, (await start(client, data, "/v1/embeddings")).id, 99)
+            vectors = [line["response"]["body"]["data"] for line in await output_of(client, embedded)]
+            direct = await client.embeddings.create(model=name, input=questions, encoding_format="float")
     assert [text for _, text in texts(output)] == alone and "Paris" in texts(output)[0][1]
+    assert [len(v) for v in vectors] == [3, 1] and vectors[1][0]["embedding"] == vectors[0][0]["embedding"]
+    assert [v["embedding"] for v in vectors[0]] == [v.embedding for v in direct.data]
+    assert embedded.usage is not None and embedded.usage.input_tokens > 0 == embedded.usage.output_tokens

@@ -9,9 +9,10 @@ from inferloop.core.errors import RequestError
 from inferloop.core.ids import new_id
 from inferloop.serve.asgi import read_body
 from inferloop.serve.batch.job import Job
+from inferloop.serve.batch.kinds import KINDS
 from inferloop.serve.batch.paging import limit_of, page_of
 from inferloop.serve.batch.records import BatchRecord
-from inferloop.serve.batch.service import DIALECTS, Batches
+from inferloop.serve.batch.service import Batches
 from inferloop.serve.batch.wire import (
     Batch,
     BatchList,
@@ -44,8 +45,8 @@ class BatchEndpoints:
         batches.replica.admit()
         asked = decode_body(await read_body(request.receive, _MAX_BODY_BYTES), BatchRequest)
         check_no_op(asked.output_expires_after, (), "output_expires_after")
-        if asked.endpoint not in DIALECTS:
-            known = ", ".join(DIALECTS)
+        if asked.endpoint not in KINDS:
+            known = ", ".join(KINDS)
             raise RequestError(f"endpoint {asked.endpoint!r} is none of {known}", param="endpoint")
         at_s = batches.now_s()
         record = BatchRecord(

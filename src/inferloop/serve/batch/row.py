@@ -9,8 +9,7 @@ from msgspec import Raw, Struct
 
 from inferloop.core.errors import EngineError, InferloopError, OverloadedError, RequestError
 from inferloop.core.ids import TraceContext, new_id
-from inferloop.core.request import BATCH_PRIORITY
-from inferloop.serve.answer import Dialect, answer_whole, prepare
+from inferloop.serve.batch.kinds import Kind
 from inferloop.serve.batch.records import Answer, RowState, Tokens
 from inferloop.serve.batch.rows import Row
 from inferloop.serve.errors import NOT_FAULTS, error_object, error_status, log_bug
@@ -50,7 +49,7 @@ def line_of(custom_id: str, response: Reply | None, error: RowError | None = Non
     return msgspec.json.encode(row)
 
 
-async def answer_row(replica: Replica, dialect: Dialect, batch_id: str, row: Row, body: bytes) -> Answer:
+async def answer_row(replica: Replica, kind: Kind, batch_id: str, row: Row, body: bytes) -> Answer:
     """Waits out a full queue, tries again after a fault of ours, and leaves one event per try that was begun.
 
     Raises EngineError when the engine is gone: that is no answer to this row. Cancelled, the request is aborted.
@@ -67,8 +66,7 @@ async def answer_row(replica: Replica, dialect: Dialect, batch_id: str, row: Row
             background=True,
         )
         try:
-            prepared = await prepare(attempt, dialect, body, priority=BATCH_PRIORITY)
-            reply = await answer_whole(attempt, prepared)
+            reply = await kind.answer(attempt, body)
         except OverloadedError as error:
             await asyncio.sleep(min(error.retry_after_s, _MAX_WAIT_S))
             continue
@@ -78,8 +76,6 @@ async def answer_row(replica: Replica, dialect: Dialect, batch_id: str, row: Row
         except NOT_FAULTS:
             raise
         except BaseException as error:
-            if isinstance(error, RequestError):
-                dialect.in_its_words(error)
             attempt.fail(error)
             if not isinstance(error, InferloopError):
                 log_bug(request_id, error)

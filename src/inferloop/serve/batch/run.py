@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 from inferloop.core.errors import InferloopError, RequestError
 from inferloop.core.units import NS_PER_S
-from inferloop.serve.answer import Dialect
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
 from inferloop.serve.batch.gate import Gate
 from inferloop.serve.batch.job import Job
+from inferloop.serve.batch.kinds import Kind
 from inferloop.serve.batch.output import write_output
 from inferloop.serve.batch.pace import Pace
 from inferloop.serve.batch.records import Answer, BatchRecord
@@ -37,9 +37,9 @@ class BatchRunner:
     """Lives on one event loop. `num_answered` counts the rows that this process answered, by how they ended."""
 
     def __init__(
-        self, replica: Replica, folder: Folder, desk: Desk, dialects: Mapping[str, Dialect], max_choices: int
+        self, replica: Replica, folder: Folder, desk: Desk, kinds: Mapping[str, Kind], max_choices: int
     ) -> None:
-        self._replica, self._folder, self._desk, self._dialects = replica, folder, desk, dialects
+        self._replica, self._folder, self._desk, self._kinds = replica, folder, desk, kinds
         self._gate = Gate(max_choices)
         self._turn, self._validation = asyncio.Lock(), asyncio.Lock()
         self.jobs: dict[str, Job] = {}
@@ -137,18 +137,12 @@ class BatchRunner:
         return False
 
     def _check(self, record: BatchRecord) -> Checked:
-        info, dialect = self._replica.info, self._dialects[record.endpoint]
+        info, kind = self._replica.info, self._kinds[record.endpoint]
 
         def check_body(body: bytes) -> int:
             if len(body) > self._replica.config.max_body_bytes:
                 raise RequestError("the body is too large", param="body", code="request_too_large")
-            call = dialect.parse(body, info)
-            if call.stream:
-                raise RequestError("a batch does not stream", param="stream", code="unsupported_parameter")
-            if call.priority:
-                message = "rows of a batch have the lowest priority; it cannot be chosen"
-                raise RequestError(message, param="priority", code="unsupported_parameter")
-            return len(call.prompts) * call.num_per_prompt
+            return kind.check(body, info)
 
         path = self._folder.file(record.input_file_id)
         return check_rows(path, record.endpoint, check_body, max_body_bytes=self._replica.config.max_body_bytes)
@@ -178,7 +172,7 @@ class BatchRunner:
     async def _answer_one(self, job: Job, row: Row) -> None:
         record = job.record
         body = await asyncio.to_thread(read_body, self._folder.file(record.input_file_id), row)
-        answer = await answer_row(self._replica, self._dialects[record.endpoint], record.id, row, body)
+        answer = await answer_row(self._replica, self._kinds[record.endpoint], record.id, row, body)
         await self._desk.record(answer)
         self._count(job, answer)
 

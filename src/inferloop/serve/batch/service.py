@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferloop.core.units import NS_PER_S
-from inferloop.serve.answer import CHAT, COMPLETIONS, RESPONSES, Dialect
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
+from inferloop.serve.batch.kinds import KINDS
 from inferloop.serve.batch.run import BatchRunner
 from inferloop.serve.batch.store import Store
 from inferloop.serve.metrics import BatchRows
 from inferloop.serve.replica import Replica
-
-DIALECTS: Mapping[str, Dialect] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETIONS,
-    "/v1/responses": RESPONSES,
-}
-"""What a batch can ask for."""
 
 
 def places_for_rows(max_running: int, max_waiting: int) -> int:
@@ -46,7 +38,7 @@ class Batches:
         store = Store(config.folder.database)
         config.folder.remove_others(store.file_ids())
         self.desk = Desk(store)
-        self.runner = BatchRunner(replica, self.folder, self.desk, DIALECTS, config.max_choices)
+        self.runner = BatchRunner(replica, self.folder, self.desk, KINDS, config.max_choices)
         self._work: asyncio.Task[None] | None = None
         replica.metrics.batch_rows = self._rows
 

@@ -160,6 +160,34 @@ async def test_round_trip_through_the_official_client(tmp_path: Path) -> None:
     assert f'inferloop_generation_tokens_total{{model_name="m"}} {usage.output_tokens}.0' in metrics
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "body", "object_"),
+    [
+        ("/v1/completions", {"prompt": ["x", "y"], "n": 2, "max_tokens": 2}, "text_completion"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 16}, "response"),
+    ],
+)
+async def test_rows_for_every_endpoint(tmp_path: Path, endpoint: Any, body: dict[str, Any], object_: str) -> None:
+    line = json.dumps({"custom_id": "c", "method": "POST", "url": endpoint, "body": {"model": "m", **body}})
+    async with server(tmp_path, Watched()) as (client, _, _):
+        file = await client.files.create(purpose="batch", file=line.encode())
+        batch = await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+        [answer] = await lines(client, (await ended(client, batch)).output_file_id)
+    assert answer["response"]["body"]["object"] == object_
+
+
+async def test_rows_that_this_engine_cannot_answer_fail_the_file(tmp_path: Path) -> None:
+    line = json.dumps(
+        {"custom_id": "c", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x"}}
+    )
+    async with server(tmp_path, Watched()) as (client, _, _):
+        file = await client.files.create(purpose="batch", file=line.encode())
+        batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        batch = await ended(client, batch)
+    assert batch.errors is not None
+    assert [(e.line, e.code) for e in batch.errors.data or []] == [(1, "unsupported_endpoint")]
+
+
 async def test_a_wrong_file_fails_with_all_its_errors_before_any_work(tmp_path: Path) -> None:
     generator = Watched()
     async with server(tmp_path, generator) as (client, _, _):
