@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from inferloop.backends.http import HttpClient
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.engine.text.answer import AnswerStyle
 from inferloop.models.resolve import ModelFiles
@@ -223,7 +224,7 @@ async def test_the_real_model_is_made_to_call(client: Any, embedded_model: Model
     assert refused.value.param == "tools"
 
 
-async def test_the_real_model_is_told_of_tools(client: Any, embedded_model: ModelFiles) -> None:
+async def test_the_real_model_is_told_of_tools(client: Any, embedded_model: ModelFiles, served_model: str) -> None:
     """Its template knows nothing of them: they take their place in the prompt all the same, and so do results."""
     plain = await client.chat.completions.create(model=embedded_model.model_id, messages=QUESTION, max_tokens=1)
     called = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
@@ -236,4 +237,8 @@ async def test_the_real_model_is_told_of_tools(client: Any, embedded_model: Mode
         model=embedded_model.model_id, messages=history, tools=TOOLS, max_tokens=40, temperature=0
     )
     assert told.usage.prompt_tokens > plain.usage.prompt_tokens + 150
+    http = HttpClient(served_model)
+    counted = await http.request("POST", "/tokenize", body=json.dumps({"messages": history, "tools": TOOLS}).encode())
+    assert (await counted.json())["count"] == told.usage.prompt_tokens
+    await http.close()
     assert told.choices[0].finish_reason in ("stop", "length", "tool_calls")

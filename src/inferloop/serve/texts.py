@@ -26,6 +26,7 @@ from inferloop.serve.replies import (
 )
 from inferloop.serve.sampled import check_token_ids
 from inferloop.serve.tokens import public_text
+from inferloop.serve.tools import tools_of
 
 
 class TextEndpoints:
@@ -77,9 +78,12 @@ class TextEndpoints:
             if asked.add_special_tokens:
                 message = "a conversation starts with the special tokens that it has when it is answered"
                 raise RequestError(message, param="add_special_tokens", code="unsupported_parameter")
-            return asked, Prompt(messages=plain_messages(asked.messages))
+            tools = tuple(tool.definition for tool in tools_of(asked.tools or ()))
+            return asked, Prompt(messages=plain_messages(asked.messages), tools=tools)
         if asked.add_generation_prompt is not None:
             raise RequestError("add_generation_prompt belongs to messages", param="add_generation_prompt")
+        if asked.tools:
+            raise RequestError("tools belong to messages", param="tools")
         return asked, Prompt(text=asked.prompt)
 
     def _tokens(self, body: bytes) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -16,7 +16,7 @@ from inferloop.engine.text.answer import AnswerPlan
 from inferloop.engine.text.tools.brackets import MAX_DEPTH
 from inferloop.engine.text.tools.calls import Tool
 from inferloop.engine.text.tools.dialects import DIALECTS
-from inferloop.engine.text.tools.forced import calls_or_json, forced_calls
+from inferloop.engine.text.tools.forced import calls_or_json, forced_calls, strict_calls
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -26,8 +26,8 @@ Mode = Literal["none", "auto", "required", "named"]
 
 
 class FunctionDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`parameters` is a JSON schema of an object; absent: the function takes no arguments. `strict` holds by grammar
-    wherever a call is forced."""
+    """`parameters` is a JSON schema of an object; absent: the function takes no arguments. A forced call keeps to it in
+    any case; one that the model chooses to make does where `strict` is true, in the hermes dialect."""
 
     name: FunctionName
     description: str | None = None
@@ -118,27 +118,26 @@ def plan_answer(
     if choice.mode == "named" and not offered:
         raise RequestError(f"tool_choice: there is no tool named {choice.name}", param="tool_choice")
     if choice.mode == "none":
-        return _plan(info, answer), answer
+        return _thinking(info, is_bound=answer is not None), answer
     if style.tool_dialect is None:
         message = "tools cannot be called: how this model writes calls is not known (see --tool-call-parser)"
         raise RequestError(message, param="tools", code="unsupported_parameter")
     grammar = _grammar(offered, choice, parallel is not False, answer, info)
-    single = parallel is False or choice.mode == "named"
-    names = tuple(tool.name for tool in offered)
-    return _plan(info, grammar, style.tool_dialect, names, 1 if single else None, choice.mode == "named"), grammar
+    is_free = choice.mode == "auto" and answer is None  # its grammar, if any, is about calls within text
+    plan = replace(
+        _thinking(info, is_bound=grammar is not None and not is_free),
+        tool_dialect=style.tool_dialect,
+        tool_names=tuple(tool.name for tool in offered),
+        max_calls=1 if parallel is False or choice.mode == "named" else None,
+        named=choice.mode == "named",
+    )
+    return plan, grammar
 
 
-def _plan(
-    info: GeneratorInfo,
-    grammar: Grammar | None,
-    dialect: str | None = None,
-    names: tuple[str, ...] = (),
-    max_calls: int | None = None,
-    named: bool = False,
-) -> AnswerPlan:
-    # under a grammar the answer begins with the first token, so there is no room to think
-    thinks = info.answer_style.thinks and grammar is None
-    return AnswerPlan(dialect, names, max_calls, named, thinks, thinks and info.answer_style.think_opened)
+def _thinking(info: GeneratorInfo, *, is_bound: bool) -> AnswerPlan:
+    """Where a grammar binds the whole answer there is no room to think."""
+    thinks = info.answer_style.thinks and not is_bound
+    return AnswerPlan(thinks=thinks, think_opened=thinks and info.answer_style.think_opened)
 
 
 def _grammar(
@@ -148,8 +147,10 @@ def _grammar(
         raise RequestError(f"{answer.param} does not go together with tools that may be called", param=answer.param)
     dialect = DIALECTS[info.answer_style.tool_dialect or ""]
     if choice.mode == "auto":
-        if answer is None or not info.structured_output:
+        if not info.structured_output:
             return answer
+        if answer is None:
+            return strict_calls(dialect, offered, parallel=parallel)
         return calls_or_json(dialect, offered, answer, parallel=parallel)
     if info.fixed_answer:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from inferloop.core.request import Grammar
 from inferloop.engine.text.codec import Codec
 from inferloop.engine.text.tools.calls import Tool
 from inferloop.engine.text.tools.dialects import DIALECTS
-from inferloop.engine.text.tools.forced import MAX_CALLS, calls_or_json, forced_calls
+from inferloop.engine.text.tools.forced import MAX_CALLS, calls_or_json, forced_calls, strict_calls
 from inferloop.models.resolve import resolve
 
 CITY = {"type": "string", "maxLength": 4}
@@ -94,3 +95,18 @@ def test_what_cannot_be_forced_is_refused(codec: Codec) -> None:
     with pytest.raises(RequestError) as refused:
         codec.compile_grammar(calls_or_json(DIALECTS["hermes"], TOOLS, Grammar("json_schema", "{", "f"), parallel=True))
     assert refused.value.param == "f"
+
+
+def test_strict_calls_in_free_text(codec: Codec) -> None:
+    dialect = DIALECTS["hermes"]
+    tools = (TOOLS[0], replace(TOOLS[1], strict=True))
+    several, one = (strict_calls(dialect, tools, parallel=parallel) for parallel in (True, False))
+    assert several is not None and several.param == "tools[1].function.strict" and one is not None
+    for text in ("", "No call: <tool>, {}.\n", f"Well.\n{dialect.write([FULL, NOW, OSLO])}\nDone."):
+        assert allows(codec, several, text)
+    assert allows(codec, one, dialect.write([FULL]) + " Done.")
+    assert allows(codec, several, dialect.write([("now", {"x": [1]})]))  # that one is not strict
+    for wrong in (("other", {}), ("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "London", "unit": "c"})):
+        assert not allows(codec, several, f"Well.\n{dialect.write([wrong])}")
+    assert strict_calls(dialect, TOOLS, parallel=True) is None
+    assert strict_calls(DIALECTS["llama3_json"], tools, parallel=True) is None

@@ -128,6 +128,14 @@ def test_nothing_is_thought_under_a_grammar() -> None:
         assert (plan.thinks, plan.think_opened) == (False, False)
 
 
+def test_strict_tools_bind_calls_but_not_text() -> None:
+    style = AnswerStyle("hermes", thinks=True)
+    info = GeneratorInfo("m", 1000, IDENTITY, 500, structured_output=True, answer_style=style)
+    call = parse(info, tools=[NOW, function(name="f", parameters=SCHEMA, strict=True)])
+    assert call.sampling.grammar is not None and call.sampling.grammar.param == "tools[1].function.strict"
+    assert call.answer.thinks and call.answer.tool_names == ("now", "f")
+
+
 def assistant(*calls: tuple[str, str, str], content: str | None = None) -> dict[str, Any]:
     told = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls]
     return {"role": "assistant", "content": content, "tool_calls": told}

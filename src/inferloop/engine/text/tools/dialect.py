@@ -52,3 +52,9 @@ class Dialect(Protocol):
         """Lark rules, from `calls`, for one to `most` calls of these tools and nothing else. Raises RequestError for
         parameters that cannot be forced."""
         ...
+
+    def guard(self, tools: Sequence[Tool]) -> str | None:
+        """Lark rules, from `call`, for text (the terminal TEXT) up to a call, and the call: once begun, it is one of
+        these tools, and its arguments keep to the schema if the tool is strict. None where text and the beginning of a
+        call cannot be told apart."""
+        ...

@@ -33,5 +33,17 @@ def calls_or_json(dialect: Dialect, tools: Sequence[Tool], answer: Grammar, *, p
     return Grammar("lark", text, answer.param)
 
 
+def strict_calls(dialect: Dialect, tools: Sequence[Tool], *, parallel: bool) -> Grammar | None:
+    """Any text, in which calls keep to the schemas of the strict tools among `tools`. None where none is strict, or the
+    dialect cannot promise it. Errors name the first strict tool."""
+    strict = next((tool for tool in tools if tool.strict), None)
+    rules = None if strict is None else dialect.guard(tools)
+    if strict is None or rules is None:
+        return None
+    calls = "call*" if parallel else "call?"
+    param = f"{strict.param.removesuffix('.parameters')}.strict"
+    return Grammar("lark", f"start: {calls} tail\ntail: TEXT\nTEXT: /(.|\\n)*/\n{rules}", param)
+
+
 def _rules(dialect: Dialect, tools: Sequence[Tool], parallel: bool) -> str:
     return dialect.grammar(tools, MAX_CALLS if parallel else 1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inferloop.engine.text.tools.calls import Tool, ToolCall, argument_text
 from inferloop.engine.text.tools.schema import arguments_schema, quoted, up_to
+
+_ANY_ARGUMENTS = {"type": "object", "additionalProperties": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,24 @@ class JsonDialect:
         return f"To call a function, answer with one JSON object per call, in this form:\n{form}"
 
     def grammar(self, tools: Sequence[Tool], most: int) -> str:
-        rules = [f"calls: {up_to(most, 'call', self.between)}"]
-        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
+        call = f"call: {quoted(self.before)} body" if self.before else "call: body"
+        return "\n".join((f"calls: {up_to(most, 'call', self.between)}", call, *self._bodies(tools)))
+
+    def guard(self, tools: Sequence[Tool]) -> str | None:
+        if not self.before:
+            return None
+        opener = self.starts[0]
+        call = f"call: opener {quoted(self.before.removeprefix(opener))} body"
+        loose = [tool if tool.strict else replace(tool, parameters=_ANY_ARGUMENTS) for tool in tools]
+        return "\n".join((call, f"opener[lazy]: TEXT {quoted(opener)}", *self._bodies(loose)))
+
+    def _bodies(self, tools: Sequence[Tool]) -> list[str]:
+        rules = ["body: " + " | ".join(f"body_{i}" for i in range(len(tools)))]
         for i, tool in enumerate(tools):
-            head = f'{self.before}{{"name": {json.dumps(tool.name)}, "{self.key}": '
-            rules.append(f"call_{i}: {quoted(head)} arguments_{i} {quoted('}' + self.after)}")
+            head = f'{{"name": {json.dumps(tool.name)}, "{self.key}": '
+            rules.append(f"body_{i}: {quoted(head)} arguments_{i} {quoted('}' + self.after)}")
             rules.append(f"arguments_{i}: %json {arguments_schema(tool)}")
-        return "\n".join(rules)
+        return rules
 
 
 HERMES = JsonDialect(

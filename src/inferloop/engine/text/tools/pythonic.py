@@ -57,6 +57,9 @@ class Pythonic:
             rules += _argument_rules(i, tool)
         return "\n".join(rules)
 
+    def guard(self, tools: Sequence[Tool]) -> str | None:
+        return None
+
 
 def _literal(value: Any) -> str:
     """Python's, with the strings in JSON's form, which is the same for both."""
