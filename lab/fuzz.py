@@ -95,7 +95,8 @@ async def problems_after(process: ReplicaProcess) -> list[str]:
 async def fuzz(backend: str, seed: int, *, minutes: float | None, examples: int | None) -> list[str]:
     """Runs everything; schemathesis's report goes to stdout. Returns what was wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        spec = launch_spec(MODEL, OPTIONS[backend], backend=backend, drain_timeout_s=5)
+        options = {**OPTIONS[backend], "batch_dir": str(Path(folder) / "batches")}
+        spec = launch_spec(MODEL, options, backend=backend, drain_timeout_s=5)
         process = await ReplicaProcess.start_ready(spec, log_path=Path(folder) / "server.log")
         try:
             argv = command(process.url, backend, seed, minutes=minutes, examples=examples)
