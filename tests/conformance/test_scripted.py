@@ -14,6 +14,9 @@ from inferloop.serve.run import serving
 
 TEXT = "The sea is wide and cold. Ñandú 삼겹살 👩‍👩‍👧‍👦 swim in it. " * 2
 
+REFUSED = {"echo_logprobs", "embeddings"}
+"""What only a model can tell."""
+
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 7])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
@@ -24,4 +27,4 @@ async def test_scripted(check: Check, tokens_per_chunk: int) -> None:
         client = HttpClient(url)
         result = await run_check(check, Target(client, "m"), timeout_s=20)
         await client.close()
-    assert result.outcome == "passed", result.reason
+    assert result.outcome == ("refused" if result.name in REFUSED else "passed"), result.reason

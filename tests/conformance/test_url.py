@@ -22,7 +22,7 @@ from inferloop.serve.config import ServeConfig
 from inferloop.serve.run import serving
 
 SCRIPT = Script(ttft_ms=1, tpot_ms=0.2, context_length=4000, text="The sea is wide. Ñandú 삼겹살 👩‍👩‍👧‍👦 swim in it. ")
-REFUSED = {"prompt_usage", "token_prompt", "detokenize", "logprobs"}
+REFUSED = {"prompt_usage", "token_prompt", "detokenize", "logprobs", "echo_logprobs", "embeddings"}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)

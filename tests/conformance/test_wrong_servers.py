@@ -60,6 +60,10 @@ class Sloppy:
         data = "".join(f"data: {json.dumps(e | {'sequence_number': i})}\n\n" for i, e in enumerate(events))
         return Response(data, media_type="text/event-stream")
 
+    async def embeddings(self, _: Request) -> Response:
+        """One vector for everything, always as floats."""
+        return JSONResponse({"data": [{"index": i, "embedding": [1.0, 0.0]} for i in range(3)]})
+
     async def models(self, _: Request) -> Response:
         return JSONResponse({"data": [{"id": "other", "max_model_len": 100}]})
 
@@ -85,6 +89,7 @@ class Sloppy:
                 Route("/v1/chat/completions", self.answer, methods=["POST"]),
                 Route("/v1/completions", self.answer, methods=["POST"]),
                 Route("/v1/responses", self.responses, methods=["POST"]),
+                Route("/v1/embeddings", self.embeddings, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/detokenize", self.detokenize, methods=["POST"]),
@@ -114,10 +119,10 @@ async def test_what_is_not_offered_is_refused_not_failed() -> None:
         return Response(status_code=404)
 
     routes = [Route("/v1/chat/completions", nothing, methods=["POST"]), Route("/{rest:path}", absent, methods=["GET"])]
-    names = ("logprobs", "health", "metrics", "disconnect", "responses")
+    names = ("logprobs", "embeddings", "health", "metrics", "disconnect", "responses")
     async with serving(Starlette(routes=routes)) as url:
         results = await run_checks(url, "m", checks=[BY_NAME[name] for name in names])
-    assert [r.outcome for r in results] == ["refused"] * 5
+    assert [r.outcome for r in results] == ["refused"] * 6
 
 
 @pytest.mark.parametrize("check", [BY_NAME["chat"], BY_NAME["disconnect"]], ids=lambda c: c.__name__)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+from inferloop.backends.conformance_prompts import check_echo_logprobs, check_embeddings
 from inferloop.backends.conformance_responses import check_responses
 from inferloop.backends.conformance_target import (
     CHAT,
@@ -325,6 +326,8 @@ CHECKS = (
     check_token_prompt,
     check_detokenize,
     check_logprobs,
+    check_echo_logprobs,
+    check_embeddings,
     check_bad_parameters,
     check_not_a_number,
     check_invalid_bodies,

@@ -23,7 +23,7 @@ from inferloop.backends.assemble import Assembler
 from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, Preview, Prompt, StageTimes
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import digest_of
-from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, UsageError
+from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, RequestError, UsageError
 from inferloop.core.request import FinishReason
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.engine.schedule.step import TokenLogprob
@@ -139,6 +139,8 @@ class ScriptedGenerator:
         return Preview(bytecodec.decode(token_ids), token_ids, self._max_tokens(request, len(token_ids)))
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        if request.sampling.num_prompt_logprobs is not None:
+            raise RequestError("a script knows no log-probabilities of prompts", param="prompt_logprobs")
         prompt_ids = bytecodec.render(request.prompt)
         max_tokens = self._max_tokens(request, len(prompt_ids))
         t_tokenized_ns = self._clock.now_ns()

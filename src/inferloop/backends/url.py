@@ -63,6 +63,8 @@ class UrlGenerator:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         if request.sampling.num_logprobs is not None:
             raise RequestError("log-probabilities are not supported through a URL", param="logprobs")
+        if request.sampling.num_prompt_logprobs is not None:
+            raise RequestError("log-probabilities are not supported through a URL", param="prompt_logprobs")
         self._num_running += 1
         response: Response | None = None
         try:

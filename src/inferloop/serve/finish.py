@@ -217,6 +217,9 @@ class Attempt:
         metrics.finished[reason] += 1
         if self._t_first_ns is None or self._t_last_ns is None:
             metrics.num_without_token += 1
+            if reason in ("stop", "length"):  # nothing was to be generated
+                metrics.observe("e2e", (self.replica.clock.now_ns() - self.t_in_ns) / NS_PER_S)
+                metrics.observe("prompt", self._num_input)
             return
         metrics.observe("e2e", (self._t_last_ns - self.t_in_ns) / NS_PER_S)
         metrics.observe("decode", (self._t_last_ns - self._t_first_ns) / NS_PER_S)

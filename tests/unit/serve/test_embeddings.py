@@ -131,7 +131,9 @@ async def test_usage_events_and_metrics(served: Served) -> None:
     assert (event.num_input_tokens, event.num_output_tokens, event.num_cached_tokens) == (8, 0, 0)
     assert (event.finish_reason, event.status, event.error_class) == ("stop", 200, None)
     assert event.t_first_token_ns is None and event.t_scheduled_ns is not None and event.t_tokenized_ns is not None
-    assert served.replica.metrics.finished["stop"] == 1
+    metrics = served.replica.metrics
+    assert (metrics.finished["stop"], metrics.num_without_token, metrics.prompt_tokens) == (1, 1, 8)
+    assert [metrics.histograms[key].count for key in ("e2e", "prompt", "ttft")] == [1, 1, 0]
 
 
 async def test_more_inputs_than_the_queue_holds(served: Served) -> None:
