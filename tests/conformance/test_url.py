@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -60,8 +61,15 @@ async def test_counts_and_failures_come_through() -> None:
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 9)
 
 
-async def test_priority_and_salt_go_along() -> None:
+async def test_what_is_asked_goes_along() -> None:
     asked: list[GenerateRequest] = []
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    messages: tuple[dict[str, Any], ...] = (
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "7", "name": "f", "tool_call_id": "c"},
+    )
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}},)
 
     class Remembers(ScriptedGenerator):
         def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
@@ -71,12 +79,13 @@ async def test_priority_and_salt_go_along() -> None:
     app = build_app(Remembers(SCRIPT, model_id="m"), ServeConfig(), DropSink())
     async with serving(app, wait_ready=True) as url:
         generator = await UrlGenerator.connect(url, "m")
-        prompt, sampling = Prompt(text="x"), Sampling(max_tokens=1)
+        prompt, sampling = Prompt(messages=messages, tools=tools), Sampling(max_tokens=1)
         request = GenerateRequest("r", TraceContext.new(), prompt, sampling, 0, priority=9, cache_salt="s")
         async for _ in generator.generate(request):
             pass
         await generator.close()
     assert (asked[-1].priority, asked[-1].cache_salt) == (9, "s")
+    assert asked[-1].prompt == prompt
 
 
 async def test_connecting_to_nothing_says_so() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Literal
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
-from openai.types.responses import ResponseInputItemParam
+from openai.types.responses import FunctionToolParam, ResponseInputItemParam, ToolChoiceFunctionParam
 from pydantic import BaseModel, Field
 
 from inferloop.models.resolve import ModelFiles
@@ -112,6 +113,42 @@ async def test_logprobs_and_incomplete(client: openai.AsyncOpenAI, model: str) -
     assert "".join(row.token for row in part.logprobs) == part.text
     for row in part.logprobs:
         assert row.logprob == pytest.approx(row.top_logprobs[0].logprob)
+
+
+async def test_a_call_and_what_it_gave(client: openai.AsyncOpenAI, model: str) -> None:
+    """The call is forced, so that its arguments keep to the schema whatever the model; then it is told the result."""
+    tool: FunctionToolParam = {
+        "type": "function",
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+        },
+        "strict": True,
+    }
+    choice: ToolChoiceFunctionParam = {"type": "function", "name": "get_weather"}
+    asked: list[ResponseInputItemParam] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    first = await client.responses.create(
+        model=model, input=asked, tools=[tool], tool_choice=choice, temperature=0, max_output_tokens=100
+    )
+    [call] = first.output
+    assert call.type == "function_call" and call.name == "get_weather" and first.status == "completed"
+    assert json.loads(call.arguments)["unit"] in ("celsius", "fahrenheit")
+    async with client.responses.stream(
+        model=model, input=asked, tools=[tool], tool_choice=choice, temperature=0, max_output_tokens=100
+    ) as stream:
+        deltas = [event.delta async for event in stream if event.type == "response.function_call_arguments.delta"]
+        [streamed] = (await stream.get_final_response()).output
+    assert streamed.type == "function_call" and streamed.arguments == "".join(deltas) == call.arguments
+    asked += [item.to_dict() for item in first.output]  # type: ignore[misc]
+    asked.append({"type": "function_call_output", "call_id": call.call_id, "output": "It rains."})
+    second = await client.responses.create(
+        model=model, input=asked, tools=[tool], tool_choice="none", temperature=0, max_output_tokens=8
+    )
+    assert second.output_text and second.usage is not None and first.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens + 20
 
 
 async def test_what_would_need_a_memory_is_refused_by_name(client: openai.AsyncOpenAI, model: str) -> None:

@@ -96,7 +96,9 @@ class UrlGenerator:
         if request.cache_salt:
             body["cache_salt"] = request.cache_salt
         if prompt.messages is not None:
-            path, body["messages"] = "/v1/chat/completions", list(prompt.messages)
+            path, body["messages"] = "/v1/chat/completions", [_sent(message) for message in prompt.messages]
+            if prompt.tools:  # shown to the model; calls are not told apart through a URL
+                body |= {"tools": list(prompt.tools), "tool_choice": "none"}
         else:
             path = "/v1/completions"
             body["prompt"] = prompt.text if prompt.text is not None else list(prompt.token_ids or ())
@@ -110,6 +112,17 @@ class UrlGenerator:
         if response.status != 200:
             await _refuse(response)
         return response
+
+
+def _sent(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as it came: arguments are objects for templates and texts on the wire."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 async def _identity(client: HttpClient, base_url: str, model: str) -> ServingIdentity:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.scripted import Script, ScriptedGenerator
+from inferloop.engine.text.answer import AnswerStyle
 from inferloop.records.event import ReplicaEvent
 from inferloop.records.sink import Record
 from inferloop.serve.app import build_app
@@ -70,9 +71,12 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(script: Script | None = None, **config: Any) -> AsyncIterator[Served]:
+async def served(
+    script: Script | None = None, style: AnswerStyle | None = None, **config: Any
+) -> AsyncIterator[Served]:
     sink = ListSink()
-    generator = ScriptedGenerator(script or Script(ttft_ms=1, tpot_ms=0, text=TEXT), model_id="m")
+    script = script or Script(ttft_ms=1, tpot_ms=0, text=TEXT)
+    generator = ScriptedGenerator(script, model_id="m", answer_style=style)
     app = build_app(generator, ServeConfig(**config), sink)
     async with serving(app) as url:
         client = HttpClient(url)
@@ -222,7 +226,7 @@ async def test_timings_on_request() -> None:
     events = events_of(data)
     last = events[-1]["response"]["inferloop"]
     counted = sum(event["inferloop"]["num_tokens"] for event in events if event["type"] == DELTA)
-    assert counted == timings["num_tokens"] and last["num_tokens"] == 0 and last["decode_ms"] >= 0
+    assert counted + last["num_tokens"] == timings["num_tokens"] and last["decode_ms"] >= 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -238,6 +242,70 @@ async def test_leaving_ends_the_work(stream: bool) -> None:
         event = await s.event()
         assert (event.finish_reason, event.error_class) == ("abort", "disconnect")
         assert s.replica.attempts == {}
+
+
+TOOL = {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}, "strict": True}
+ONE = '<tool_call>\n{"name": "now", "arguments": {"zone": "Zürich"}}\n</tool_call>'
+TWO = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+CALLS: dict[str, tuple[str, list[tuple[str, str]]]] = {
+    "text and a call": (f"Let me see. {ONE}", [("message", "Let me see."), ("function_call", '{"zone": "Zürich"}')]),
+    "two calls": (f"{ONE}\n{TWO}", [("function_call", '{"zone": "Zürich"}'), ("function_call", "{}")]),
+    "thought and text": (f"<think>hm\n</think>{TEXT}", [("reasoning", "hm"), ("message", TEXT)]),
+    "thought and a call": (f"<think>hm</think>{TWO}", [("reasoning", "hm"), ("function_call", "{}")]),
+    "only thought": ("<think>hm", [("reasoning", "hm")]),
+    "text": (TEXT, [("message", TEXT)]),
+}
+
+
+def told_by(item: dict[str, Any]) -> tuple[str, str]:
+    kind = item["type"]
+    text = item["arguments"] if kind == "function_call" else "".join(part["text"] for part in item["content"])
+    return kind, text.strip()
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 5, 1000])
+@pytest.mark.parametrize("name", CALLS)
+async def test_calls_and_reasoning_are_items_of_their_own(name: str, tokens_per_chunk: int) -> None:
+    text, expected = CALLS[name]
+    script = Script(ttft_ms=1, tpot_ms=0, tokens_per_chunk=tokens_per_chunk, text=text)
+    async with served(script, AnswerStyle("hermes", thinks=True)) as s:
+        whole = await s.whole(tools=[TOOL])
+        events = await s.stream(tools=[TOOL])
+    assert [told_by(item) for item in whole["output"]] == expected
+    assert whole["tools"] == [{**TOOL, "description": None}] and whole["tool_choice"] == "auto"
+    ids = {item["id"].partition("_")[0] for item in whole["output"]}
+    assert ids <= {"msg", "fc", "rs"}
+    final = events[-1]["response"]
+    without = [
+        [{**item, "id": "", **({"call_id": ""} if "call_id" in item else {})} for item in told["output"]]
+        for told in (whole, final)
+    ]
+    assert without[0] == without[1] and final["usage"] == whole["usage"]
+    num = len(final["output"])
+    for index, item in enumerate(final["output"]):
+        mine = [event for event in events if event.get("output_index") == index]
+        assert mine[0]["type"] == "response.output_item.added" and mine[-1]["type"] == "response.output_item.done"
+        assert mine[0]["item"]["status"] == "in_progress" and mine[-1]["item"] == item
+        deltas = "".join(event["delta"] for event in mine if event["type"].endswith(".delta"))
+        assert deltas == (item["arguments"] if "arguments" in item else item["content"][0]["text"])
+        assert {event["item_id"] for event in mine if "item_id" in event} == {item["id"]}
+    assert sorted({event["output_index"] for event in events if "output_index" in event}) == list(range(num))
+    reasoning = whole["usage"]["output_tokens_details"]["reasoning_tokens"]
+    if expected[0][0] != "reasoning":
+        assert reasoning == 0
+    elif tokens_per_chunk == 1 and len(expected) > 1:
+        assert reasoning == len(text[: text.index("</think>") + 8].encode())
+
+
+async def test_a_call_is_only_told_when_it_is_complete() -> None:
+    async with served(Script(ttft_ms=1, tpot_ms=0, text=ONE)) as s:
+        for limit in (5, 30, ONE.index("Z")):
+            cut = await s.whole(tools=[TOOL], max_output_tokens=limit)
+            assert cut["status"] == "incomplete" and "function_call" not in [item["type"] for item in cut["output"]]
+            events = await s.stream(tools=[TOOL], max_output_tokens=limit)
+            assert lasting(events[-1]["response"])["output"] == lasting(cut)["output"]
+        told = await s.whole(tools=[TOOL], tool_choice="none")
+        assert told_by(told["output"][0]) == ("message", ONE)
 
 
 async def test_errors_of_the_engine_name_the_fields_of_this_endpoint() -> None:

@@ -11,13 +11,17 @@ import pytest
 from inferloop.backends.protocols import GeneratorInfo
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar, Sampling
+from inferloop.engine.text.answer import AnswerStyle
 from inferloop.models.identity import ServingIdentity
 from inferloop.serve.responses.wire import ResponseCall, parse_response
+from inferloop.serve.wire import parse_chat
 
 INFO = GeneratorInfo("m", 1000, ServingIdentity("m", "w", "p", "e", "1", "t", "c"), 500, structured_output=True)
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}}
 LOGPROBS = ["message.output_text.logprobs"]
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
+TOOL = {"type": "function", "name": "f", "parameters": SCHEMA}
+TOOLED = replace(INFO, answer_style=AnswerStyle("hermes"))
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
 
 
@@ -79,17 +83,104 @@ def test_calls_and_what_they_gave_are_turns_of_the_conversation() -> None:
     other = {**CALL, "call_id": "c2", "id": "fc_2", "status": "completed"}
     parts = [{"type": "input_text", "text": "4"}, {"type": "input_text", "text": "3"}]
     calls = [
-        {"id": call_id, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+        {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
         for call_id in ("c1", "c2")
     ]
     results = [
-        {"role": "tool", "tool_call_id": "c1", "content": "42"},
-        {"role": "tool", "tool_call_id": "c2", "content": "4\n3"},
+        {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "42"},
+        {"role": "tool", "tool_call_id": "c2", "name": "f", "content": "4\n3"},
     ]
     outputs = [OUTPUT, {**OUTPUT, "call_id": "c2", "output": parts}]
     assert messages([ask, say, CALL, other, *outputs]) == [ask, {**say, "tool_calls": calls}, *results]
+    no_arguments = messages([ask, {**CALL, "arguments": ""}])[1]["tool_calls"][0]["function"]
+    assert no_arguments == {"name": "f", "arguments": {}}
     silent = {"role": "assistant", "content": "", "tool_calls": calls[:1]}
     assert messages([ask, CALL, OUTPUT, CALL]) == [ask, silent, results[0], silent]
+
+
+def test_reasoning_is_of_the_turn_that_it_led_to() -> None:
+    ask = {"role": "user", "content": "x"}
+    thought = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "hm"}],
+        "status": "completed",
+    }
+    turn = {"role": "assistant", "content": "y", "reasoning_content": "hm"}
+    assert messages([ask, thought, {"role": "assistant", "content": "y"}, ask]) == [ask, turn, ask]
+    called = messages([ask, thought, CALL])[1]
+    assert (called["content"], called["reasoning_content"], len(called["tool_calls"])) == ("", "hm", 1)
+    assert messages([ask, thought, ask]) == [ask, {**turn, "content": ""}, ask]
+    assert len(messages([thought, thought])) == 2
+
+
+def test_a_conversation_with_tools_is_the_same_in_both_forms() -> None:
+    """What the engine gets is what a chat of the same meaning brings there, byte for byte."""
+    definition = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    chat = {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "be"},
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": "ok",
+                "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "42"},
+        ],
+        "tools": [{"type": "function", "function": definition}],
+    }
+    given = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}, CALL, OUTPUT]
+    for choices in (
+        (None, None),
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"}),
+    ):
+        for parallel in (None, False):
+            told = parse_chat(
+                json.dumps({**chat, "tool_choice": choices[0], "parallel_tool_calls": parallel}).encode(), TOOLED
+            )
+            ours = parse(
+                TOOLED,
+                input=given,
+                instructions="be",
+                tools=[{"type": "function", **definition}],
+                tool_choice=choices[1],
+                parallel_tool_calls=parallel,
+            )
+            assert (ours.prompts, ours.sampling, ours.answer) == (told.prompts, told.sampling, told.answer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{**TOOL, "parameters": {"type": "string"}}]}, "tools[0].parameters.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, None),
+        ({"tools": [TOOL], "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"tool_choice": "required"}, "tool_choice"), ({"tools": [TOOL], "max_tool_calls": 1}, "max_tool_calls"),
+    ],
+)  # fmt: skip
+def test_bad_tools_are_named(fields: dict[str, Any], param: str | None) -> None:
+    if param is None:
+        assert parse(TOOLED, **fields).sampling.grammar is not None
+    else:
+        assert (refusal(TOOLED, **fields).param or "").startswith(param)
+
+
+def test_tools_that_the_model_cannot_call_are_refused() -> None:
+    assert refusal(tools=[TOOL]).param == "tools"
+    assert parse(tools=[TOOL], tool_choice="none").prompts[0].tools
 
 
 @pytest.mark.parametrize(
@@ -100,7 +191,8 @@ def test_calls_and_what_they_gave_are_turns_of_the_conversation() -> None:
         ([{"role": "user", "content": "x", "call_id": "c"}], "input[0].call_id"),
         ([{"role": "user", "content": "x", "name": "Bob"}], "input[0].name"),
         ([{"role": "user", "content": "x", "other": 1}], "input[0].other"),
-        ([{"type": "reasoning", "summary": []}], "input[0]"), ([{"type": "item_reference", "id": "x"}], "input[0]"),
+        ([{"type": "reasoning", "summary": []}], "input[0].content"),
+        ([{"type": "item_reference", "id": "x"}], "input[0]"),
         ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}], "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "input[0].content[0]"),
@@ -109,6 +201,11 @@ def test_calls_and_what_they_gave_are_turns_of_the_conversation() -> None:
         ([{**CALL, "arguments": "{"}], "input[0].arguments"), ([{**CALL, "arguments": "[]"}], "input[0].arguments"),
         ([{**CALL, "arguments": "[" * 100_000}], "input[0].arguments"),
         ([{**CALL, "call_id": None}], "input[0].call_id"), ([{**CALL, "content": "x"}], "input[0].content"),
+        ([{"type": "reasoning", "content": [], "encrypted_content": "x"}], "input[0].encrypted_content"),
+        ([{"type": "reasoning", "content": [], "summary": [{}]}], "input[0].summary"),
+        ([{"type": "reasoning", "content": [{"type": "output_text", "text": "x"}]}], "input[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "reasoning_text", "text": "x"}]}], "input[0].content[0]"),
+        ([{**CALL, "name": "a b"}], "input[0].name"),
         ([OUTPUT], "input[0].call_id"), ([CALL, {**OUTPUT, "call_id": "c9"}], "input[1].call_id"),
         ([OUTPUT, CALL], "input[0].call_id"),
         ([CALL, {**OUTPUT, "output": [{"type": "input_image", "image_url": "x"}]}], "input[1].output[0]"),

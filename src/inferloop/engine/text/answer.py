@@ -80,6 +80,11 @@ class AnswerReader:
         dialect = None if plan.tool_dialect is None else DIALECTS[plan.tool_dialect]
         self._calls = None if dialect is None else ToolParser(dialect, plan.tool_names, max_calls=plan.max_calls)
 
+    @property
+    def answering(self) -> bool:
+        """Whether what comes is no longer reasoning, nor what may become it."""
+        return self._think is None or self._think.answering
+
     def push(self, text: str) -> AnswerParts:
         reasoning, answer = ("", text) if self._think is None else self._think.push(text)
         return AnswerParts(reasoning, self._events(answer))

@@ -25,6 +25,11 @@ class ThinkParser:
         self._answer: list[str] = []
         self._has_thought = False
 
+    @property
+    def answering(self) -> bool:
+        """Whether the answer has begun."""
+        return self._state == "answer"
+
     def push(self, text: str) -> tuple[str, str]:
         if self._state == "answer":
             return "", text

@@ -6,22 +6,20 @@ response.completed, response.incomplete or response.failed, and no [DONE] follow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
 from inferloop.backends.protocols import Delta
-from inferloop.core.ids import new_id
-from inferloop.core.request import Sampling
+from inferloop.engine.text.answer import AnswerParts, AnswerReader
 from inferloop.serve.errors import error_object
-from inferloop.serve.replies import ChatLogprob, Finish, Timings, Usage
+from inferloop.serve.replies import Finish, Timings, Usage
+from inferloop.serve.responses.output import Event, Output
 from inferloop.serve.responses.replies import (
     IncompleteDetails,
     InputTokensDetails,
-    ItemStatus,
-    OutputMessage,
-    OutputText,
+    OutputItem,
     OutputTokensDetails,
     Response,
     ResponseError,
@@ -29,7 +27,7 @@ from inferloop.serve.responses.replies import (
     ResponseText,
     ResponseUsage,
 )
-from inferloop.serve.responses.wire import ResponseCall, ResponsesRequest, TextFormat
+from inferloop.serve.responses.wire import ResponseCall, TextFormat
 from inferloop.serve.sse import AnswerHead
 from inferloop.serve.tokens import chat_logprobs
 
@@ -41,135 +39,113 @@ class ResponseEncoder:
 
     def __init__(self, head: AnswerHead) -> None:
         assert isinstance(head.call, ResponseCall)
-        self._head, self._request, self._sampling = head, head.call.request, head.call.sampling
-        self._message_id = new_id("msg_")
-        self._at_part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
-        self._texts: list[str] = []
-        self._logprobs: list[ChatLogprob] = []
-        self._begun = False
-        self._num_events = 0
+        self._head, self._call = head, head.call
+        self._reader, self._output = AnswerReader(head.call.answer), Output()
+        self._thought, self._num_before_answer = False, 0
+        self._num_events = self._num_tokens_untold = 0
 
     def opening(self, first: Delta) -> bytes:
         response = self._response("in_progress", [])
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        return self._sent((f"response.{name}", {"response": response}) for name in ("created", "in_progress"))
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        if not (delta.text or delta.logprobs is not None or (self._head.with_timings and delta.token_ids)):
-            return b""
-        rows = self._add(delta)
-        fields: dict[str, Any] = {**self._at_part, "delta": delta.text, "logprobs": rows}
-        if self._head.with_timings:
-            fields["inferloop"] = Timings(num_tokens=len(delta.token_ids))
-        return self._beginning() + self._event("response.output_text.delta", **fields)
+        self._num_tokens_untold += len(delta.token_ids)
+        events = self._add(delta)
+        if self._head.with_timings and events:
+            events[-1][1]["inferloop"] = Timings(num_tokens=self._num_tokens_untold)
+            self._num_tokens_untold = 0
+        return self._sent(events)
 
     def ended(self, index: int, finish: Finish) -> bytes:
         raise AssertionError("a response has one choice")
 
     def closing(self, index: int, finish: Finish, usage: Usage, timings: Timings) -> bytes:
         status = _status(finish)
-        beginning, message = self._beginning(), self._message(status)
-        [part] = message.content
-        return b"".join(
-            (
-                beginning,
-                self._event("response.output_text.done", **self._at_part, text=part.text, logprobs=part.logprobs),
-                self._event("response.content_part.done", **self._at_part, part=part),
-                self._event("response.output_item.done", output_index=0, item=message),
-                self._event(f"response.{status}", response=self._final(finish, usage, timings)),
-            )
-        )
+        events = self._output.close(status)
+        final = self._final(status, usage, msgspec.structs.replace(timings, num_tokens=self._num_tokens_untold))
+        return self._sent([*events, (f"response.{status}", {"response": final})])
 
     def broken(self, error: BaseException) -> bytes:
         told = msgspec.json.decode(error_object(error))["error"]
         ours = told["type"] == "server_error"
-        response = self._response("failed", [self._message("incomplete")] if self._begun else [])
+        response = self._response("failed", self._output.so_far())
         response.error = ResponseError(code="server_error" if ours else "invalid_prompt", message=told["message"])
-        return self._event("response.failed", response=response)
+        return self._sent([("response.failed", {"response": response})])
 
     def collect(self, index: int, delta: Delta) -> None:
         self._add(delta)
 
     def body(self, finishes: Sequence[Finish], usage: Usage, timings: Timings) -> bytes:
-        return _dumps(self._final(finishes[0], usage, timings))
+        status = _status(finishes[0])
+        self._output.close(status)
+        return _dumps(self._final(status, usage, timings))
 
-    def _add(self, delta: Delta) -> list[ChatLogprob]:
-        """Keep what `delta` brings; its log-probabilities."""
-        self._texts.append(delta.text)
-        if delta.logprobs is None:
-            return []
-        rows = chat_logprobs(self._head.token_bytes, delta.token_ids, delta.logprobs)
-        self._logprobs += rows
-        return rows
+    def _add(self, delta: Delta) -> list[Event]:
+        """Keep what `delta` brings, and tell it."""
+        rows = []
+        if delta.logprobs is not None:
+            rows = chat_logprobs(self._head.token_bytes, delta.token_ids, delta.logprobs)
+        found = [self._reader.push(delta.text)]
+        if delta.finish_reason is not None:
+            found.append(self._reader.finish())
+        self._count_reasoning(found, len(delta.token_ids))
+        events = self._output.add(found[0], rows)
+        for parts in found[1:]:
+            events += self._output.add(parts)
+        return events
 
-    def _beginning(self) -> bytes:
-        """The message's first events, once."""
-        if self._begun:
-            return b""
-        self._begun = True
-        empty = OutputMessage(id=self._message_id, status="in_progress", content=[])
-        return self._event("response.output_item.added", output_index=0, item=empty) + self._event(
-            "response.content_part.added", **self._at_part, part=OutputText(text="")
-        )
+    def _count_reasoning(self, found: list[AnswerParts], num_tokens: int) -> None:
+        thinking = any(parts.reasoning for parts in found)
+        self._thought = self._thought or thinking
+        if thinking or not self._reader.answering:
+            self._num_before_answer += num_tokens
 
-    def _message(self, status: ItemStatus) -> OutputMessage:
-        part = OutputText(text="".join(self._texts), logprobs=self._logprobs)
-        return OutputMessage(id=self._message_id, status=status, content=[part])
+    def _sent(self, events: Iterable[Event]) -> bytes:
+        told = []
+        for type_, fields in events:
+            data = _dumps({"type": type_, "sequence_number": self._num_events, **fields})
+            self._num_events += 1
+            told.append(b"event: %b\ndata: %b\n\n" % (type_.encode(), data))
+        return b"".join(told)
 
-    def _event(self, type_: str, **fields: Any) -> bytes:
-        number, self._num_events = self._num_events, self._num_events + 1
-        data = _dumps({"type": type_, "sequence_number": number, **fields})
-        return b"event: %b\ndata: %b\n\n" % (type_.encode(), data)
-
-    def _final(self, finish: Finish, usage: Usage, timings: Timings) -> Response:
-        status = _status(finish)
-        response = self._response(status, [self._message(status)])
+    def _final(self, status: ResponseStatus, usage: Usage, timings: Timings) -> Response:
+        response = self._response(status, self._output.items)
         response.incomplete_details = IncompleteDetails() if status == "incomplete" else None
         response.usage = ResponseUsage(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._num_before_answer if self._thought else 0),
             total_tokens=usage.total_tokens,
         )
         if self._head.with_timings:
             response.inferloop = timings
         return response
 
-    def _response(self, status: ResponseStatus, output: list[OutputMessage]) -> Response:
-        return _answer_to(self._request, self._sampling, self._head, status, output)
-
-
-def _answer_to(
-    request: ResponsesRequest,
-    sampling: Sampling,
-    head: AnswerHead,
-    status: ResponseStatus,
-    output: list[OutputMessage],
-) -> Response:
-    """The object with all that it repeats of how it was asked for."""
-    asked = request.text.format if request.text is not None else None
-    return Response(
-        id=head.id,
-        created_at=head.created,
-        status=status,
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        metadata=request.metadata or {},
-        model=head.model,
-        output=output,
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        prompt_cache_key=request.prompt_cache_key,
-        safety_identifier=request.safety_identifier,
-        temperature=sampling.temperature,
-        text=ResponseText(format=asked or TextFormat(type="text")),
-        tool_choice=request.tool_choice or "auto",
-        tools=[],
-        top_logprobs=request.top_logprobs or 0,
-        top_p=sampling.top_p,
-        user=request.user,
-    )
+    def _response(self, status: ResponseStatus, output: list[OutputItem]) -> Response:
+        """The object with all that it repeats of how it was asked for."""
+        head, request, sampling = self._head, self._call.request, self._call.sampling
+        asked = request.text.format if request.text is not None else None
+        return Response(
+            id=head.id,
+            created_at=head.created,
+            status=status,
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+            model=head.model,
+            output=output,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            prompt_cache_key=request.prompt_cache_key,
+            safety_identifier=request.safety_identifier,
+            temperature=sampling.temperature,
+            text=ResponseText(format=asked or TextFormat(type="text")),
+            tool_choice=request.tool_choice or "auto",
+            tools=request.tools or [],
+            top_logprobs=request.top_logprobs or 0,
+            top_p=sampling.top_p,
+            user=request.user,
+        )
 
 
 def _status(finish: Finish) -> Literal["completed", "incomplete"]:

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from inferloop.serve.replies import ChatLogprob, Timings
-from inferloop.serve.responses.wire import TextFormat
+from inferloop.serve.responses.wire import FunctionTool, TextFormat, ToolChoice
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -27,6 +27,32 @@ class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
     content: list[OutputText]
 
 
+class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class Reasoning(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought before its answer. It is not summarized."""
+
+    id: str
+    status: ItemStatus
+    summary: list[str] = field(default_factory=list)
+    content: list[ReasoningText]
+
+
+class FunctionCall(Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """`arguments` is the text of a JSON object. The output of the call is sent back under its `call_id`."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | Reasoning | FunctionCall
+
+
 class InputTokensDetails(Struct, kw_only=True):
     """`cache_write_tokens` is 0: writing is not told apart, because it costs the caller nothing."""
 
@@ -35,7 +61,9 @@ class InputTokensDetails(Struct, kw_only=True):
 
 
 class OutputTokensDetails(Struct, kw_only=True):
-    reasoning_tokens: int = 0
+    """`reasoning_tokens` are those before the first of the answer, the tags around the reasoning included."""
+
+    reasoning_tokens: int
 
 
 class ResponseUsage(Struct, kw_only=True):
@@ -79,7 +107,7 @@ class Response(Struct, kw_only=True):
     max_tool_calls: None = None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None = None
     prompt_cache_key: str | None
@@ -89,8 +117,8 @@ class Response(Struct, kw_only=True):
     store: Literal[False] = False
     temperature: float
     text: ResponseText
-    tool_choice: Literal["none", "auto"]
-    tools: list[str]
+    tool_choice: ToolChoice
+    tools: list[FunctionTool]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,6 +11,7 @@ from msgspec import Meta, Struct
 from inferloop.backends.protocols import GeneratorInfo, Prompt
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar
+from inferloop.engine.text.tools.calls import Tool
 from inferloop.serve.decode import decode_body
 from inferloop.serve.no_op import NoOp, check_no_op
 from inferloop.serve.responses.items import InputItem, messages_of
@@ -23,6 +25,7 @@ from inferloop.serve.sampled import (
     sampling_of,
 )
 from inferloop.serve.structured import grammar_of, schema_text
+from inferloop.serve.tools import Choice, FunctionName, check_tools, checked_tool, plan_answer
 from inferloop.serve.wire import Call
 
 LOGPROBS = "message.output_text.logprobs"
@@ -45,6 +48,23 @@ class TextConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     verbosity: NoOp = None
 
 
+class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`parameters` is a JSON schema of an object; absent: the function takes no arguments. `strict` holds by grammar
+    wherever a call is forced."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenFunction(Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["function"]
+    name: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | ChosenFunction
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
@@ -62,9 +82,9 @@ class ResponsesRequest(Sampled, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    tools: NoOp = None
-    tool_choice: NoOp = None
-    parallel_tool_calls: NoOp = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     max_tool_calls: NoOp = None
     store: NoOp = None
     background: NoOp = None
@@ -78,9 +98,6 @@ class ResponsesRequest(Sampled, kw_only=True):
     prompt_cache_retention: NoOp = None
 
     no_op: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
         "max_tool_calls": (),
         "store": (False,),
         "background": (False,),
@@ -114,9 +131,12 @@ def parse_response(body: bytes, info: GeneratorInfo) -> ResponseCall:
         raise RequestError("input must not be empty", param="input")
     if not isinstance(request.input, str):
         check_length(request.input, info, "input")
-    grammar = _grammar(request, info)
+    tools = _tools(request.tools or ())
+    plan, grammar = plan_answer(tools, _choice(request), request.parallel_tool_calls, _grammar(request), info)
+    check_grammar(grammar, request, info)
+    messages = messages_of(request.instructions, request.input)
     return ResponseCall(
-        prompts=(Prompt(messages=messages_of(request.instructions, request.input)),),
+        prompts=(Prompt(messages=messages, tools=tuple(tool.definition for tool in tools)),),
         sampling=sampling_of(
             request, request.max_output_tokens, (request.top_logprobs or 0) if wants_logprobs else None, grammar
         ),
@@ -124,18 +144,35 @@ def parse_response(body: bytes, info: GeneratorInfo) -> ResponseCall:
         include_usage=True,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
+        answer=plan,
         request=request,
     )
 
 
-def _grammar(request: ResponsesRequest, info: GeneratorInfo) -> Grammar | None:
+def _tools(definitions: Sequence[FunctionTool]) -> list[Tool]:
+    tools = [
+        checked_tool(one.name, one.description, one.parameters, one.strict, where=f"tools[{i}]")
+        for i, one in enumerate(definitions)
+    ]
+    check_tools(tools)
+    return tools
+
+
+def _choice(request: ResponsesRequest) -> Choice | None:
+    """Clients send the default along without tools."""
+    asked = request.tool_choice
+    if asked is None or (asked == "auto" and not request.tools):
+        return None
+    return Choice("named", asked.name) if isinstance(asked, ChosenFunction) else Choice(asked)
+
+
+def _grammar(request: ResponsesRequest) -> Grammar | None:
     text = request.text or TextConfig()
     check_no_op(text.verbosity, ("medium",), "text.verbosity")
     grammar = grammar_of(request.structured_outputs, None)
     formatted = _of_format(text.format) if text.format is not None else None
     if grammar is not None and formatted is not None:
         raise RequestError("give text.format or structured_outputs, not both", param="structured_outputs")
-    check_grammar(grammar or formatted, request, info)
     return grammar or formatted
 
 
