@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from inferloop.models.resolve import ModelFiles
 
 BATCH = [sys.executable, "-m", "inferloop", "batch"]
@@ -32,6 +34,14 @@ def run(file: Path, output: Path, target: str = "scripted", *flags: str) -> subp
 
 def ids(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+
+
+def wait_for_answers(folder: Path) -> None:
+    """Until the server launched for out.jsonl has recorded some."""
+    database = folder / "out.jsonl.batch" / "jobs" / "batches.sqlite-wal"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (database.exists() and database.stat().st_size > 60_000):
+        time.sleep(0.02)
 
 
 def test_failed_rows_are_told_apart_and_only_they_are_tried_again(tmp_path: Path) -> None:
@@ -66,10 +76,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     file, output = write(tmp_path / "in.jsonl", *bodies), tmp_path / "out.jsonl"
     command = [*BATCH, str(file), "--target", "scripted", "--output", str(output)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    database = tmp_path / "out.jsonl.batch" / "jobs" / "batches.sqlite-wal"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (database.exists() and database.stat().st_size > 60_000):
-        time.sleep(0.02)
+    wait_for_answers(tmp_path)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -80,6 +87,24 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     assert (summary["completed"], summary["output_tokens"]) == (100, 15_000)
     assert ids(output) == [f"c{i}" for i in range(100)]
     assert not (tmp_path / "out.jsonl.batch").exists()
+
+
+def test_a_server_that_is_killed_costs_no_answer(tmp_path: Path) -> None:
+    bodies = [{"prompt": str(i), "max_tokens": 150, "ignore_eos": True} for i in range(60)]
+    file, output = write(tmp_path / "in.jsonl", *bodies), tmp_path / "out.jsonl"
+    command = [*BATCH, str(file), "--target", "scripted", "--output", str(output)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_for_answers(tmp_path)
+    [server] = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "serve" in child.cmdline() and "guard" not in " ".join(child.cmdline())
+    ]
+    server.kill()
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 3 and "Traceback" not in told
+    assert f"To go on: inferloop batch {file} --target scripted --output {output}" in told
+    assert run(file, output).returncode == 0 and ids(output) == [f"c{i}" for i in range(60)]
 
 
 def test_an_output_of_other_rows_is_refused(tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 EXIT_SOME_FAILED = 1
 _RUN = "run.json"
 _POLL_S = 0.5
-_PATIENCE_S = 15.0
-"""How long a server that does not answer is taken to be starting again: its batch goes on by itself."""
+_PATIENCE_S, _PATIENCE_OURS_S = 15.0, 2.0
+"""How long a server that does not answer is taken to be starting again: its batch goes on by itself. Nobody starts the
+one that was launched for this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,8 @@ async def _run(job: Job, target: str, model: str, cache_dir: Path | None) -> Bat
             if (view := await client.find(job.metadata)) is None:
                 file_id = await client.upload(job.rest)
                 view = await client.create(file_id, job.source.endpoint, job.metadata)
-            view = await _wait(client, view, job.num_rest)
+            patience_s = _PATIENCE_S if wire.is_url(target) else _PATIENCE_OURS_S
+            view = await _wait(client, view, job.num_rest, patience_s)
             _check(job, view)
             await _collect(client, job, view)
             return view
@@ -166,7 +168,7 @@ async def _server(job: Job, target: str, model: str, cache_dir: Path | None) -> 
         yield url
 
 
-async def _wait(client: BatchClient, view: BatchView, num_rows: int) -> BatchView:
+async def _wait(client: BatchClient, view: BatchView, num_rows: int, patience_s: float) -> BatchView:
     """Poll until the batch has ended. A server that is away for a moment is waited for."""
     from inferloop.cli.batch_client import RUNNING
 
@@ -183,7 +185,7 @@ async def _wait(client: BatchClient, view: BatchView, num_rows: int) -> BatchVie
                 view = await client.batch(view.id)
                 t_heard_s = loop.time()
             except HttpError:
-                if loop.time() - t_heard_s > _PATIENCE_S:
+                if loop.time() - t_heard_s > patience_s:
                     raise
         _draw(bar, task, view)
     return view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from inferloop.core.errors import RequestError
 from inferloop.serve.batch.batches import BatchEndpoints
 from inferloop.serve.batch.files import FileEndpoints
 from inferloop.serve.batch.service import Batches
+from inferloop.serve.errors import NoRoomError
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -46,6 +48,9 @@ def _by_method(handlers: dict[str, Handler | None]) -> Handler:
         handler = handlers["GET" if request.method == "HEAD" else request.method]
         if handler is None:
             raise NoBatchesError
-        return await handler(request)
+        try:
+            return await handler(request)
+        except sqlite3.Error as error:
+            raise NoRoomError(f"the database of batch jobs fails: {error}") from None
 
     return handle

@@ -82,7 +82,7 @@ class BatchRunner:
         try:
             while True:
                 try:
-                    while self._replica.not_ready() is not None:  # noqa: ASYNC110  another side's state
+                    while self._must_wait(job):  # noqa: ASYNC110  another side's state
                         await asyncio.sleep(_POLL_S)
                     await self._try(job)
                     return
@@ -98,6 +98,11 @@ class BatchRunner:
                     job.record, job.num_left = record, record.num_left
         finally:
             del self.jobs[batch_id]
+
+    def _must_wait(self, job: Job) -> bool:
+        """For an engine that answers; not to end a batch, which needs none."""
+        ends = job.cancelled or job.record.status == "cancelling" or self.now_s() >= job.record.expires_at
+        return self._replica.draining or (not ends and self._replica.not_ready() is not None)
 
     async def _try(self, job: Job) -> None:
         """The whole way from where the batch stands."""

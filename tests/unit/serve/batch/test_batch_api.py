@@ -23,8 +23,10 @@ from inferloop.engine.stats import EngineStats
 from inferloop.records.event import ReplicaEvent
 from inferloop.records.sink import DropSink, Record
 from inferloop.serve.app import build_app
+from inferloop.serve.batch import run
 from inferloop.serve.batch.folder import Folder
 from inferloop.serve.batch.service import BatchConfig
+from inferloop.serve.batch.store import Store
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.replica import Replica
 from inferloop.serve.run import serving
@@ -295,6 +297,9 @@ async def test_a_dead_engine_fails_no_row(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         batch = await client.batches.retrieve(batch.id)
         assert batch.status == "in_progress" and batch.request_counts is not None and batch.request_counts.failed == 0
+        other = await start(client, row(0))
+        await client.batches.cancel(other.id)  # to end a batch takes no engine
+        assert (await ended(client, other)).status == "cancelled"
     async with server(tmp_path, Watched()) as (client, _, _):
         batch = await ended(client, batch)
         assert batch.request_counts is not None and batch.request_counts.completed == 6
@@ -361,6 +366,35 @@ async def test_requests_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError):
             await client.batches.retrieve("batch-none")
         assert [p.name for p in (tmp_path / "files").iterdir()] == [file.id]  # refused uploads leave nothing
+
+
+async def test_a_disk_that_fails_is_told_and_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request gets a bug's 500, and no answer is lost: its row runs again."""
+    monkeypatch.setattr(run, "_RETRY_S", 0.01)
+    num_failures = 0
+    record, add_file = Store.record, Store.add_file
+
+    def fail_at_first(store: Store, answers: Any) -> None:
+        nonlocal num_failures
+        num_failures += 1
+        if num_failures <= 3:
+            raise sqlite3.OperationalError("database or disk is full")
+        record(store, answers)
+
+    def fail(store: Store, file: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async with server(tmp_path, Watched()) as (client, _, _):
+        monkeypatch.setattr(Store, "record", fail_at_first)
+        batch = await ended(client, await start(client, *(row(i) for i in range(12))))
+        assert [line["custom_id"] for line in await lines(client, batch.output_file_id)] == [f"c{i}" for i in range(12)]
+        assert num_failures > 3
+        monkeypatch.setattr(Store, "add_file", fail)
+        with pytest.raises(openai.APIStatusError, match="disk is full") as caught:
+            await client.files.create(purpose="batch", file=b"x")
+        assert caught.value.status_code == 507
+        monkeypatch.setattr(Store, "add_file", add_file)
+        assert {p.name for p in (tmp_path / "files").iterdir()} == {batch.input_file_id, batch.output_file_id}
 
 
 async def test_without_a_folder_every_path_says_how_to_get_batches() -> None:
