@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.soak.answers import Answer, BrokenAnswerError, streamed, whole
 from lab.soak.ledger import Ledger, Sent
-from lab.soak.templates import Template
+from lab.soak.templates import RESPONSES, Template
 
 from inferloop.backends.http import HttpClient, HttpError, Response
 
@@ -43,10 +43,10 @@ class Client:
             body["cache_salt"] = rng.choice(["tenant a", "tenant b", f"once {rng.getrandbits(60)}"])
         if template.can_stream and rng.random() < 0.5:
             body["stream"] = True
-            if template.path != "/v1/responses" and rng.random() < 0.7:
+            if template.path != RESPONSES and rng.random() < 0.7:
                 body["stream_options"] = {"include_usage": True}
-        if rng.random() < 0.2:
-            body["user"] = "somebody"
+        if template.takes_salt and rng.random() < 0.3:
+            body["priority"] = rng.choice((-10, -1, 1, 10))
         return body
 
     async def open(self, what: str, path: str, body: bytes, **headers: str) -> tuple[Sent, Response]:

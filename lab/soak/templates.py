@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PREAMBLE = (
     "You are the friendly guide of a small museum of trains. You know everything about steam engines, signals, "
     "bridges and tunnels, and you answer in short sentences that children understand. "
@@ -30,13 +30,19 @@ class Template:
     takes_salt: bool = True
 
 
-def _chat(name: str, question: str, **fields: Any) -> Template:
+def _chat(name: str, question: str, *, can_stream: bool = True, **fields: Any) -> Template:
     messages = [{"role": "system", "content": PREAMBLE}, {"role": "user", "content": question}]
-    return Template(name, CHAT, {"messages": messages, "max_tokens": 32, "temperature": 0, **fields})
+    body = {"messages": messages, "max_tokens": 32, "temperature": 0, **fields}
+    return Template(name, CHAT, body, can_stream=can_stream)
 
 
 def _completion(name: str, prompt: Any, **fields: Any) -> Template:
     return Template(name, COMPLETIONS, {"prompt": prompt, "max_tokens": 32, "temperature": 0, **fields})
+
+
+def _response(name: str, asked: str, **fields: Any) -> Template:
+    body = {"instructions": PREAMBLE, "input": asked, "max_output_tokens": 32, "temperature": 0, **fields}
+    return Template(name, RESPONSES, body)
 
 
 TEMPLATES = (
@@ -66,5 +72,15 @@ TEMPLATES = (
     _completion("two long answers", "1", max_tokens=90, ignore_eos=True, n=2, seed=13, temperature=0.9),
     _completion("long answer with log-probabilities", "The", max_tokens=100, logprobs=1, ignore_eos=True,
                 repetition_penalty=1.2),
+    _completion("echoed log-probabilities", PREAMBLE + "A bridge", echo=True, logprobs=2, max_tokens=12),
+    _completion("scored prompt", PREAMBLE + "A tunnel is a hole.", max_tokens=0, echo=True, logprobs=1),
+    _chat("prompt log-probabilities and ids", "What is coal?", prompt_logprobs=2, return_token_ids=True, max_tokens=12,
+          can_stream=False),
+    _completion("ids of two choices", PREAMBLE, n=2, seed=17, temperature=0.9, return_token_ids=True),
+    _response("response", "Who built the first railway?"),
+    _response("response with log-probabilities", "Is steam hot?", include=["message.output_text.logprobs"],
+              top_logprobs=2, seed=2, temperature=0.6),
+    _response("response in JSON", "Name a train.", seed=6, temperature=0.7,
+              text={"format": {"type": "json_schema", "name": "train", "schema": SCHEMA}}),
     _completion("completion log-probabilities", "The capital of France is", logprobs=2, max_tokens=10),
 )  # fmt: skip

@@ -10,6 +10,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_nothing_that_the_document_allows_or_forbids_is_a_fault() -> None:
-    command = [sys.executable, "-m", "lab.fuzz", "--examples", "40"]
+    command = [sys.executable, "-m", "lab.fuzz", "--examples", "12"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
