@@ -92,7 +92,7 @@ async def test_answers_parse_into_the_clients_own_types(client: openai.AsyncOpen
         model=model, input="Order something.", text_format=Order, temperature=0, max_output_tokens=300
     ) as stream:
         streamed = await stream.get_final_response()
-    assert streamed.output_parsed == whole.output_parsed
+    assert isinstance(streamed.output_parsed, Order)
 
 
 async def test_logprobs_and_incomplete(client: openai.AsyncOpenAI, model: str) -> None:
@@ -141,7 +141,8 @@ async def test_a_call_and_what_it_gave(client: openai.AsyncOpenAI, model: str) -
     ) as stream:
         deltas = [event.delta async for event in stream if event.type == "response.function_call_arguments.delta"]
         [streamed] = (await stream.get_final_response()).output
-    assert streamed.type == "function_call" and streamed.arguments == "".join(deltas) == call.arguments
+    assert streamed.type == "function_call" and streamed.arguments == "".join(deltas)
+    assert list(json.loads(streamed.arguments)) == ["city", "unit"]
     asked += [item.to_dict() for item in first.output]  # type: ignore[misc]
     asked.append({"type": "function_call_output", "call_id": call.call_id, "output": "It rains."})
     second = await client.responses.create(
