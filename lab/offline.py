@@ -21,7 +21,9 @@ from inferloop.core.ids import TraceContext
 from inferloop.core.request import Sampling, TokenRequest
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.runner import TorchRunner
-from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
+from inferloop.engine.config import EngineConfig
+from inferloop.engine.loop import Engine
+from inferloop.engine.roster import TokenUpdate
 from inferloop.models.resolve import resolve
 
 

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from inferloop.backends import bytecodec
 from inferloop.backends.native import NativeCodec, NativeGenerator
 from inferloop.engine.compute.echo import EchoRunner
-from inferloop.engine.loop import EngineConfig
+from inferloop.engine.config import EngineConfig
 from inferloop.engine.text.vocabulary import byte_level_alphabet
 from inferloop.models.identity import ServingIdentity
 

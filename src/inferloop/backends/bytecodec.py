@@ -53,7 +53,8 @@ class ByteDecoder:
 
 
 class ByteCodec:
-    """Implements native.NativeCodec: our own engine on this vocabulary, without a model's files."""
+    """Implements native.NativeCodec: our own engine on this vocabulary, without a model's files. Cutting a text costs
+    nothing, so that `max_tokens` is left to the engine."""
 
     def chat_text(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
@@ -66,11 +67,14 @@ class ByteCodec:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         prompt = Prompt(messages=tuple(dict(m) for m in messages), tools=tuple(dict(tool) for tool in tools or ()))
         return render(prompt, add_generation_prompt=add_generation_prompt)
 
-    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode_text(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> tuple[int, ...]:
         return render(Prompt(text=text))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:

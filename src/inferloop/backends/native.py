@@ -25,11 +25,13 @@ from inferloop.backends.protocols import (
     StageTimes,
 )
 from inferloop.core.clock import Clock, RealClock
-from inferloop.core.errors import EngineError, RequestError
+from inferloop.core.errors import EngineError, OverloadedError, RequestError
 from inferloop.core.request import Grammar, Sampling, TokenRequest
 from inferloop.engine.blockstore.store import BlockStore
 from inferloop.engine.compute.runner import Runner
-from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
+from inferloop.engine.config import EngineConfig
+from inferloop.engine.loop import Engine
+from inferloop.engine.roster import TokenUpdate
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.step import Float32, Float64
 from inferloop.engine.stats import EngineStats
@@ -57,9 +59,12 @@ class NativeCodec(Protocol):
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]: ...
 
-    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...
+    def encode_text(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> tuple[int, ...]: ...
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str: ...
 
@@ -121,14 +126,22 @@ class NativeGenerator:
         return self._info, self._engine.stats()
 
     def render(
-        self, prompt: Prompt, *, add_generation_prompt: bool = True, add_special_tokens: bool = True
+        self,
+        prompt: Prompt,
+        *,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         if prompt.messages is not None:
             return self._codec.encode_chat(
-                prompt.messages, add_generation_prompt=add_generation_prompt, tools=prompt.tools
+                prompt.messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=prompt.tools,
+                max_tokens=max_tokens,
             )
         if prompt.text is not None:
-            return self._codec.encode_text(prompt.text, add_special_tokens=add_special_tokens)
+            return self._codec.encode_text(prompt.text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
         return prompt.token_ids or ()
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
@@ -147,6 +160,7 @@ class NativeGenerator:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         self._loop = asyncio.get_running_loop()
+        self._engine.check_open(request.priority)
         prompt_ids = await self._encode(request.prompt)
         mask = await self._compile(request.sampling.grammar)
         answer = _Answer(self._codec, request, prompt_ids, self._clock)
@@ -156,6 +170,8 @@ class NativeGenerator:
                 update = await inbox.get()
                 if update.finish_reason == "error" and mask is not None and mask.failed:
                     raise _too_complex(request.sampling.grammar)
+                if update.finish_reason == "shed":
+                    raise _too_late(self._engine.retry_after_s())
                 delta = answer.delta(update)
                 if delta.finish_reason is not None and not inbox.ended:  # a stop string, which the engine cannot see
                     self._engine.abort(engine_id)
@@ -211,8 +227,8 @@ class NativeGenerator:
             num_chars = sum(len(message["content"]) + _TEMPLATE_CHARS for message in prompt.messages)
             num_chars += _TOOL_CHARS * (len(prompt.tools) + sum(len(m.get("tool_calls", ())) for m in prompt.messages))
         if num_chars > _THREAD_ABOVE_CHARS:
-            return await asyncio.to_thread(self.render, prompt)
-        return self.render(prompt)
+            return await asyncio.to_thread(self.render, prompt, max_tokens=self._info.context_length)
+        return self.render(prompt, max_tokens=self._info.context_length)
 
     async def _compile(self, grammar: Grammar | None) -> Mask | None:
         if grammar is None:
@@ -261,6 +277,7 @@ def _token_request(request: GenerateRequest, engine_id: str, prompt_ids: tuple[i
         t_engine_in_ns=request.t_engine_in_ns,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        sheddable=request.sheddable,
     )
 
 
@@ -273,6 +290,11 @@ def _naming(prompt: Prompt) -> Iterator[None]:
         if error.param == "prompt" and prompt.messages is not None:
             error.param = "messages"
         raise
+
+
+def _too_late(retry_after_s: float) -> OverloadedError:
+    message = "the queue is too long for a first token in time"
+    return OverloadedError(message, retry_after_s=retry_after_s, reason="late")
 
 
 def _too_complex(grammar: Grammar | None) -> RequestError:
@@ -316,7 +338,7 @@ class _Answer:
     def delta(self, update: TokenUpdate) -> Delta:
         """Raises EngineError when the engine gave the request up."""
         finish = update.finish_reason
-        if finish in ("abort", "error"):
+        if finish == "abort" or finish == "error" or finish == "shed":
             raise EngineError("the engine stopped before this request was complete")
         if update.token_ids:
             self._t_first_ns = self._t_first_ns or update.t_ns

@@ -13,7 +13,7 @@ from inferloop.core.digest import canonical_json
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.units import MIB
 from inferloop.engine.blockstore.store import BlockStore, StoreConfig
-from inferloop.engine.loop import EngineConfig
+from inferloop.engine.config import EngineConfig
 from inferloop.engine.text.codec import Codec
 from inferloop.models.digests import weights_digest
 from inferloop.models.identity import ServingIdentity
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """How to run a model here. `context_length` None: all that the model and the KV memory allow.
+    """How to run a model here. `context_length` None: all that the model and the KV memory allow. What else bounds the
+    queue and the steps is as in EngineConfig.
 
     What the KV memory cannot keep of computed prompts is kept in `prefix_memory_mib` of host memory (0: nothing) and in
     at most `prefix_disk_mib` of files in `prefix_folder` (None: nothing), where it outlives this process.
@@ -37,6 +38,9 @@ class NativeOptions:
     max_sequences: int = 32
     max_step_tokens: int = 256
     max_waiting: int = 256
+    max_waiting_tokens: int | None = None
+    tpot_objective_ms: float | None = None
+    max_ttft_ms: float | None = None
     kv_memory_mib: int = 512
     context_length: int | None = None
     num_threads: int | None = None
@@ -72,6 +76,9 @@ def load_native(
         max_step_tokens=options.max_step_tokens,
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
+        max_waiting_tokens=options.max_waiting_tokens,
+        tpot_objective_ms=options.tpot_objective_ms,
+        max_ttft_ms=options.max_ttft_ms,
         context_length=options.context_length,
         share_prefixes=options.share_prefixes,
     )
@@ -122,6 +129,7 @@ def native_identity(
             "deterministic": info.deterministic,
             "context_length": options.context_length,
             "max_step_tokens": options.max_step_tokens,
+            "tpot_objective_ms": options.tpot_objective_ms,  # cuts prompts, which changes roundings
             "max_sequences": options.max_sequences,
             "block_size": info.block_size,
             "share_prefixes": options.share_prefixes,

@@ -37,6 +37,8 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str = ""
     """Prompts share what is cached only with prompts under the same salt."""
+    sheddable: bool = True
+    """See TokenRequest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def bench(
     told = {"contract_text": contract.read_text(), "target": target}
 
     async def main(writer: RunWriter) -> BenchResult:
-        async with wire.target(target, loaded.model, log_dir=writer.path, cache_dir=cache_dir) as t:
+        async with wire.target(target, loaded.model, log_dir=writer.path, cache_dir=cache_dir, slo=loaded.slo) as t:
             with _Bars() as bars:
                 return await run_bench(loaded, t.url, model or t.model, t.codec, options, writer, bars.tell)
 

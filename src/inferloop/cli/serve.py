@@ -79,6 +79,22 @@ def serve(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests that run together.")] = 32,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Token budget of one step.")] = 256,
     max_num_waiting: Annotated[int, typer.Option(min=0, help="Most requests that queue; more get a 503.")] = 256,
+    max_num_waiting_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most prompt tokens that queue; default 16 times what the KV memory holds."),
+    ] = None,
+    tpot_objective_ms: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Prefill beside answers only what keeps their time per token within this."),
+    ] = None,
+    max_ttft_ms: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="503 at once for a queued request whose first token cannot come within this."),
+    ] = None,
+    request_timeout_s: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Longest that a request may take; its header x-request-timeout-ms may say less."),
+    ] = None,
     kv_memory_mib: Annotated[int, typer.Option(min=1, help="Memory for the KV cache.")] = 512,
     context_length: Annotated[
         int | None, typer.Option(min=2, help="Bound on prompt and output together, below the model's own.")
@@ -149,6 +165,7 @@ def serve(
         capture=capture.value,
         content_path=None if events is None or capture is Capture.none else events.with_suffix(".content.jsonl"),
         drain_timeout_s=drain_timeout_s,
+        request_timeout_s=request_timeout_s,
         node=platform.node() or None,
         hardware=f"{platform.machine()} {device if backend is Backend.embedded else 'none'}",
     )
@@ -159,6 +176,9 @@ def serve(
         max_sequences=max_num_seqs,
         max_step_tokens=max_num_batched_tokens,
         max_waiting=max_num_waiting,
+        max_waiting_tokens=max_num_waiting_tokens,
+        tpot_objective_ms=tpot_objective_ms,
+        max_ttft_ms=max_ttft_ms,
         kv_memory_mib=kv_memory_mib,
         context_length=context_length,
         num_threads=threads,

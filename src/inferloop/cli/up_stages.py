@@ -155,6 +155,7 @@ class Up:
             self._contract.model,
             self._options.cache_dir,
             service=self._contract.service,
+            tpot_objective_ms=wire.tpot_objective_ms(self._contract.slo),
             threads=self._options.threads,
             kv_memory_mib=max(_MIN_KV_MIB, self._options.kv_memory_mib),
             events=str(folder / "events" / "replica-{replica}.jsonl"),

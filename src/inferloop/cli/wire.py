@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from inferloop.backends.serve_process import Value
     from inferloop.bench.render import PromptCodec
     from inferloop.contract.workload import ModelRef
+    from inferloop.core.slo import Slo
     from inferloop.models.fetch import Progress
     from inferloop.models.resolve import ModelFiles
 
@@ -80,6 +81,11 @@ def compute_dtype(model: ModelRef) -> str:
     return parts.pop() or DEFAULT_DTYPE if parts else DEFAULT_DTYPE
 
 
+def tpot_objective_ms(slo: Slo) -> float | None:
+    """What a replica should keep the time per token within: the tightest of the objectives; None when there is none."""
+    return min((o.limit for o in slo.objectives if o.metric == "tpot_ms"), default=None)
+
+
 def embedded_spec(model: ModelRef, cache_dir: Path | None, **options: Value) -> LaunchSpec:
     """How to start one replica of our own engine; `options` are flags of `inferloop serve`."""
     from inferloop.backends.serve_process import launch_spec
@@ -117,8 +123,11 @@ def check_target(name: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def target(name: str, model: ModelRef, *, log_dir: Path, cache_dir: Path | None) -> AsyncIterator[Target]:
-    """A URL as it is, or a backend launched with `model` for as long as the context lasts.
+async def target(
+    name: str, model: ModelRef, *, log_dir: Path, cache_dir: Path | None, slo: Slo | None = None
+) -> AsyncIterator[Target]:
+    """A URL as it is, or a backend launched with `model` for as long as the context lasts, which knows what `slo` asks
+    of it.
 
     Raises UsageError for a name that is neither, LaunchError when it does not get ready.
     """
@@ -132,7 +141,8 @@ async def target(name: str, model: ModelRef, *, log_dir: Path, cache_dir: Path |
     codec: PromptCodec | None = None
     if name == "embedded":
         codec = await asyncio.to_thread(Codec, await open_model(model.id, cache_dir))
-        spec = embedded_spec(model, cache_dir)
+        objective_ms = None if slo is None else tpot_objective_ms(slo)
+        spec = embedded_spec(model, cache_dir, tpot_objective_ms=objective_ms)
     else:
         spec = launch_spec(model.id, backend="scripted")
     async with launched(spec, log_path=log_dir / f"{name}.log") as url:

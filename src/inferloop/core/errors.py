@@ -118,12 +118,12 @@ class ContextLengthError(RequestError):
 
 
 class OverloadedError(InferloopError):
-    """The queue is full. `retry_after_s` says when to come back."""
+    """No room now. `retry_after_s` says when to come back; `reason` is the one word that metrics count by."""
 
     status = 503
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        self.retry_after_s = retry_after_s
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, reason: str = "overloaded") -> None:
+        self.retry_after_s, self.reason = retry_after_s, reason
         super().__init__(message)
 
 

@@ -66,6 +66,8 @@ class TokenRequest:
     t_engine_in_ns: int
     priority: int = 0
     cache_salt: str = ""
+    sheddable: bool = True
+    """May be given up when its first token would come too late; not if it is one part of a larger answer."""
     pool: bool = False
     """Nothing is generated: the sum of the prompt's last hidden states is wanted."""
 

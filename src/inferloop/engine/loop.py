@@ -9,72 +9,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from inferloop.core.clock import Clock
 from inferloop.core.errors import EngineError, OverloadedError, RequestError
-from inferloop.core.request import BATCH_PRIORITY, FinishReason, TokenRequest
-from inferloop.core.units import NS_PER_MS
+from inferloop.core.request import BATCH_PRIORITY, TokenRequest
+from inferloop.core.units import NS_PER_MS, ns_to_ms
 from inferloop.engine.compute.runner import Runner, RunnerInfo
+from inferloop.engine.config import EngineConfig
+from inferloop.engine.roster import EndReason, Load, Roster, TokenUpdate
 from inferloop.engine.schedule.mask import Mask
-from inferloop.engine.schedule.policy import ScheduleConfig, has_room, resolve_max_tokens
+from inferloop.engine.schedule.pace import StepLimits
+from inferloop.engine.schedule.pacer import Pacer, late_ones, num_decoding
+from inferloop.engine.schedule.policy import resolve_max_tokens
 from inferloop.engine.schedule.scheduler import Scheduler
-from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
-from inferloop.engine.schedule.step import Float64, TokenLogprob
+from inferloop.engine.schedule.sequence import SequenceSpec
 from inferloop.engine.schedule.tier import BlockTier
 from inferloop.engine.stats import EngineStats
 
+STOP_TIMEOUT_S = 10.0
+"""Longer than any step that makes sense, shorter than the patience of whoever stops processes."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """`max_step_tokens`: token budget of a step; `max_sequences`: most that run together; `max_waiting`: most that
-    queue behind them. `eos_token_ids` end a sequence unless it ignores them. `context_length` below the model's own
-    bounds prompt and output together. `share_prefixes`: keep what finished sequences computed, and let those that begin
-    alike start from it."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    context_length: int | None = None
-    max_step_tokens: int = 256
-    max_sequences: int = 32
-    max_waiting: int = 256
-    retry_after_s: float = 1.0
-    share_prefixes: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class TokenUpdate:
-    """What one step gave one request. The last update of a request, and only that one, has a finish reason."""
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
-    t_ns: int
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    num_cached_tokens: int = 0
-    t_scheduled_ns: int | None = None
-    """When it first entered a step; None when it never did."""
-    num_preemptions: int = 0
-    preempted_ns: int = 0
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-    """Of the prompt's tokens from the second on; in the first update only, when asked for."""
-    pooled: Float64 | None = None
-    """The sum of the prompt's last hidden states, (hidden,); in the only update of a request that asked for it."""
-
-
-@dataclass(slots=True)
-class _Tracked:
-    """Times of one request that the scheduler, which has no clock, cannot know."""
-
-    num_prompt_tokens: int
-    background: bool = False
-    t_scheduled_ns: int | None = None
-    t_preempted_ns: int | None = None
-    preempted_ns: int = 0
-    started: bool = False
-    num_preemptions: int = 0
 
 
 class Engine:
@@ -91,27 +46,22 @@ class Engine:
         """`tier` keeps blocks outside the runner, which must be able to load and save them."""
         info = runner.info
         self._runner, self._clock, self._on_updates = runner, clock, on_updates
-        self._config = ScheduleConfig(
-            vocab_size=info.vocab_size,
-            context_length=min(info.context_length, config.context_length or info.context_length),
-            block_size=info.block_size,
-            num_blocks=info.num_blocks,
-            num_kv_groups=len(info.kv_group_windows),
-            eos_token_ids=config.eos_token_ids,
-            max_step_tokens=config.max_step_tokens,
-            max_sequences=config.max_sequences,
-            max_waiting=config.max_waiting,
-            retry_after_s=config.retry_after_s,
-            share_prefixes=config.share_prefixes,
-        )
+        self._config = config.for_runner(info)
         assert tier is None or info.block_bytes, "this runner cannot load blocks"
         self._scheduler = Scheduler(self._config, tier)
+        self._max_ttft_ms = config.max_ttft_ms
+        self._pacer = Pacer(
+            max_step_tokens=config.max_step_tokens,
+            max_sequences=config.max_sequences,
+            tpot_objective_ms=config.tpot_objective_ms,
+        )
         self._thread = threading.Thread(target=self._run, name="inferloop-engine", daemon=True)
         self._changed = threading.Condition()
+        self._num_decodes = 0
         # Guarded by _changed.
         self._inbox: deque[SequenceSpec] = deque()
         self._aborts: deque[str] = deque()
-        self._tracked: dict[str, _Tracked] = {}
+        self._roster = Roster()
         self._stats = EngineStats(kv_blocks_total=self._scheduler.num_blocks_total, alive=False)
         self._draining = False
         self._stopping = False
@@ -141,17 +91,21 @@ class Engine:
     def stop(self, drain_timeout_s: float = 0.0) -> None:
         """Refuse new requests, let the present ones finish for up to `drain_timeout_s`, abort the rest, end the thread.
 
-        Idempotent. Every request has had its last update when this returns.
+        Idempotent. Every request has had its last update when this returns: a device that hangs in a step is waited for
+        no longer than STOP_TIMEOUT_S, then its requests end as errors and its thread is left behind.
         """
         deadline = time.monotonic() + drain_timeout_s
         with self._changed:
             self._draining = True
-            while self._tracked and self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            while self._roster and self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(min(left, 0.5))
             self._stopping = True
             self._changed.notify_all()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                _log.error("the engine's step does not end; its thread is left behind")
+                self._fail(EngineError("the device hangs"))
 
     def submit(self, request: TokenRequest, mask: Mask | None = None) -> None:
         """Queue a request; what `sampling.grammar` asks for comes compiled, as a fresh `mask` that is the engine's from
@@ -163,33 +117,58 @@ class Engine:
         assert not request.pool or self.info.hidden_size, "this runner cannot pool"
         assert (mask is None) == (request.sampling.grammar is None), "a grammar comes with its mask"
         spec = _spec_of(request, mask)
-        resolve_max_tokens(self._config, spec)
+        max_tokens = resolve_max_tokens(self._config, spec)
+        num_prompt, background = len(spec.prompt_token_ids), spec.priority >= BATCH_PRIORITY
         with self._changed:
-            if self._failure is not None:
-                raise EngineError(f"the engine has failed: {self._failure}")
-            if self._draining:
-                raise OverloadedError("the engine is stopping", retry_after_s=self._config.retry_after_s)
-            if spec.request_id in self._tracked:
+            self._check_open(num_prompt, background)
+            if spec.request_id in self._roster:
                 raise RequestError(f"request id {spec.request_id!r} is already in use", param="request_id")
-            background = spec.priority >= BATCH_PRIORITY
-            num_background = sum(tracked.background for tracked in self._tracked.values())
-            if not has_room(self._config, len(self._tracked), num_background, background):
-                raise OverloadedError("the queue is full", retry_after_s=self._config.retry_after_s)
-            self._tracked[spec.request_id] = _Tracked(len(spec.prompt_token_ids), background)
+            self._roster.add(spec.request_id, num_prompt, max_tokens, background=background)
             self._inbox.append(spec)
             self._changed.notify_all()
+
+    def check_open(self, priority: int) -> None:
+        """Raise what `submit` would raise even for the shortest prompt, before any work is done for it. Any thread."""
+        with self._changed:
+            self._check_open(1, priority >= BATCH_PRIORITY)
+
+    def retry_after_s(self) -> float:
+        """When what waits now will be through, by the measured speed; between 1 and 60 seconds. Any thread."""
+        with self._changed:
+            return self._retry_after_s(self._roster.load())
+
+    def _check_open(self, num_prompt: int, background: bool) -> None:
+        """Caller holds the lock."""
+        if self._failure is not None:
+            raise EngineError(f"the engine has failed: {self._failure}")
+        if self._draining:
+            raise OverloadedError("the engine is stopping", reason="stopping")
+        load = self._roster.load()
+        reason = load.refuses(self._config, num_prompt, background)
+        if reason is not None:
+            raise OverloadedError("the queue is full", retry_after_s=self._retry_after_s(load), reason=reason)
+
+    def _retry_after_s(self, load: Load) -> float:
+        return self._pacer.retry_after_s(load.queue_tokens, load.queue_output_tokens)
 
     def abort(self, request_id: str) -> None:
         """End a request with finish reason "abort", within two steps. Unknown ids are ignored. Any thread."""
         with self._changed:
-            if request_id in self._tracked:
+            if request_id in self._roster:
                 self._aborts.append(request_id)
                 self._changed.notify_all()
 
     def stats(self) -> EngineStats:
         with self._changed:
             alive = self._failure is None and not self._stopping and self._thread.is_alive()
-            return replace(self._stats, num_waiting=len(self._tracked) - self._stats.num_running, alive=alive)
+            load = self._roster.load()
+            return replace(
+                self._stats,
+                num_waiting=len(self._roster) - self._stats.num_running,
+                num_background_waiting=load.num_background_waiting,
+                queue_tokens=load.queue_tokens,
+                alive=alive,
+            )
 
     def _run(self) -> None:
         try:
@@ -202,6 +181,8 @@ class Engine:
     def _drain_doors(self) -> bool:
         """Take in what came from outside; sleep while there is nothing to do. False: the engine is to end."""
         with self._changed:
+            if self._failure is not None:
+                return False  # given up while it hung in a step
             while not (self._inbox or self._aborts or self._stopping or self._scheduler.request_ids):
                 self._changed.wait()
             while self._inbox:
@@ -214,82 +195,54 @@ class Engine:
         return not stopping
 
     def _step(self) -> None:
-        plan = self._scheduler.schedule()
+        t_begin_ns = self._clock.now_ns()
+        limits = self._pacer.limits(t_begin_ns // NS_PER_MS, self._scheduler.has_foreground)
+        if self._max_ttft_ms is not None:
+            self._shed(self._max_ttft_ms, limits, t_begin_ns // NS_PER_MS)
+        plan = self._scheduler.schedule(limits)
         if plan is None:
             return
-        self._note_changes()
+        with self._changed:
+            self._roster.note(self._scheduler.changes, self._clock.now_ns())
+            self._update_stats()
         self._runner.submit(plan)
         result = self._runner.wait()
+        if self._failure is not None:
+            return
         t_ns = self._clock.now_ns()
+        self._num_decodes = num_decoding(plan)
+        self._pacer.observe(plan, ns_to_ms(t_ns - t_begin_ns))
         updates = self._scheduler.commit(plan, result)
         with self._changed:
-            emitted = [self._token_update(update, t_ns) for update in updates]
-            self._update_stats(num_steps=1, updates=updates)
-            for update in updates:
-                if update.finish_reason is not None:
-                    del self._tracked[update.request_id]
-            if not self._tracked:
+            emitted = [self._roster.advance(update, t_ns) for update in updates]
+            self._update_stats(num_steps=1)
+            if not self._roster:
                 self._changed.notify_all()
         if emitted:
             self._on_updates(emitted)
 
-    def _note_changes(self) -> None:
-        now_ns = self._clock.now_ns()
-        changes = self._scheduler.changes
-        for request_id in changes.preempted:
-            self._tracked[request_id].t_preempted_ns = now_ns
-            self._tracked[request_id].num_preemptions += 1
-        for request_id in changes.admitted:
-            tracked = self._tracked[request_id]
-            if tracked.t_scheduled_ns is None:
-                tracked.t_scheduled_ns = now_ns
-            if tracked.t_preempted_ns is not None:
-                tracked.preempted_ns += now_ns - tracked.t_preempted_ns
-                tracked.t_preempted_ns = None
-        with self._changed:
-            self._update_stats()
-
-    def _token_update(self, update: SequenceUpdate, t_ns: int) -> TokenUpdate:
-        tracked = self._tracked[update.request_id]
-        return TokenUpdate(
-            request_id=update.request_id,
-            token_ids=update.token_ids,
-            logprobs=update.logprobs,
-            t_ns=t_ns,
-            finish_reason=update.finish_reason,
-            stop_reason=update.stop_reason,
-            num_cached_tokens=update.num_cached_tokens,
-            t_scheduled_ns=tracked.t_scheduled_ns,
-            num_preemptions=update.num_preemptions,
-            preempted_ns=tracked.preempted_ns,
-            prompt_logprobs=update.prompt_logprobs,
-            pooled=update.pooled,
+    def _shed(self, max_ttft_ms: float, limits: StepLimits, now_ms: int) -> None:
+        """Give up who would get a first token too late to be of use."""
+        scheduler, num_queries = self._scheduler, self._scheduler.num_prefix_queries
+        late = late_ones(
+            scheduler.waiting(),
+            lambda num_tokens: self._pacer.prefill_ms(num_tokens, self._num_decodes, limits),
+            scheduler.num_uncached,
+            now_ms=now_ms,
+            max_ttft_ms=max_ttft_ms,
+            share_uncached=1 - scheduler.num_prefix_hits / num_queries if num_queries else 1.0,
         )
+        self._finish([request_id for request_id in late if scheduler.abort(request_id)], "shed")
 
-    def _finish(self, request_ids: Sequence[str], reason: FinishReason) -> None:
+    def _finish(self, request_ids: Sequence[str], reason: EndReason) -> None:
         """Give these requests their last update. The scheduler has let go of them already."""
         if not request_ids:
             return
         t_ns = self._clock.now_ns()
-        emitted = []
         with self._changed:
-            for request_id in request_ids:
-                tracked = self._tracked.pop(request_id)
-                waited_ns = t_ns - tracked.t_preempted_ns if tracked.t_preempted_ns is not None else 0
-                emitted.append(
-                    TokenUpdate(
-                        request_id=request_id,
-                        token_ids=(),
-                        logprobs=None,
-                        t_ns=t_ns,
-                        finish_reason=reason,
-                        t_scheduled_ns=tracked.t_scheduled_ns,
-                        num_preemptions=tracked.num_preemptions,
-                        preempted_ns=tracked.preempted_ns + waited_ns,
-                    )
-                )
+            emitted = [self._roster.end(request_id, reason, t_ns) for request_id in request_ids]
             self._update_stats()
-            if not self._tracked:
+            if not self._roster:
                 self._changed.notify_all()
         self._on_updates(emitted)
 
@@ -298,31 +251,26 @@ class Engine:
         with self._changed:
             self._failure = error
             self._inbox.clear()
-            request_ids = list(self._tracked)
+            request_ids = self._roster.request_ids
         with contextlib.suppress(Exception):  # the failure may have come from on_updates itself
             self._finish(request_ids, "error")
         with self._changed:
             self._changed.notify_all()
 
-    def _update_stats(self, num_steps: int = 0, updates: Sequence[SequenceUpdate] = ()) -> None:
+    def _update_stats(self, num_steps: int = 0) -> None:
         """Caller holds the lock."""
-        before, scheduler = self._stats, self._scheduler
-        num_prompt = 0
-        for update in updates:
-            tracked = self._tracked[update.request_id]
-            num_prompt += 0 if tracked.started else tracked.num_prompt_tokens
-            tracked.started = True
+        scheduler = self._scheduler
         self._stats = EngineStats(
             num_running=scheduler.num_running if self._failure is None else 0,
-            step_counter=before.step_counter + num_steps,
+            step_counter=self._stats.step_counter + num_steps,
             kv_blocks_total=scheduler.num_blocks_total,
             kv_blocks_used=scheduler.num_blocks_used if self._failure is None else 0,
             num_preemptions=scheduler.num_preemptions,
             prefix_cache_queries=scheduler.num_prefix_queries,
             prefix_cache_hits=scheduler.num_prefix_hits,
             tier=scheduler.tier_stats,
-            prompt_tokens=before.prompt_tokens + num_prompt,
-            generation_tokens=before.generation_tokens + sum(len(u.token_ids) for u in updates),
+            prompt_tokens=self._roster.num_prompt_tokens,
+            generation_tokens=self._roster.num_output_tokens,
         )
 
 
@@ -339,4 +287,5 @@ def _spec_of(request: TokenRequest, mask: Mask | None) -> SequenceSpec:
         namespace=("salt", request.cache_salt) if request.cache_salt else (),
         mask=mask,
         pool=request.pool,
+        sheddable=request.sheddable and not request.pool,
     )

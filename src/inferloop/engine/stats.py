@@ -39,4 +39,8 @@ class EngineStats:
     prefix_cache_hits: int = 0
     tier: TierStats | None = None
     """None: there is no second tier."""
+    num_background_waiting: int = 0
+    """Of those that wait, the ones that are background work."""
+    queue_tokens: int = 0
+    """Of the prompts that wait."""
     alive: bool = True

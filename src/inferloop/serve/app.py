@@ -21,6 +21,7 @@ from inferloop.serve.answer import CHAT, COMPLETIONS, RESPONSES
 from inferloop.serve.asgi import ClientGoneError, Envelope
 from inferloop.serve.batch.routes import batch_routes
 from inferloop.serve.batch.service import BatchConfig, Batches
+from inferloop.serve.cancel import CancelEndpoint
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.embeddings import EmbeddingsEndpoint
 from inferloop.serve.errors import MethodError, NotFoundError, error_headers, error_object, error_status
@@ -80,6 +81,7 @@ def build_app(
                 "/v1/completions/render", RenderEndpoint(replica, COMPLETIONS, several=True).render, methods=["POST"]
             ),
             Route("/v1/responses/render", RenderEndpoint(replica, RESPONSES).render, methods=["POST"]),
+            Route("/v1/requests/{request_id}/cancel", CancelEndpoint(replica).cancel, methods=["POST"]),
             *batch_routes(batches),
             Route("/identity", texts.identity, methods=["GET"]),
             Route("/tokenize", texts.tokenize, methods=["POST"]),

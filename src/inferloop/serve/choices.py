@@ -37,7 +37,9 @@ def spread(call: Call, request: GenerateRequest) -> list[GenerateRequest]:
     several = [choice_sampling(call.sampling, k) for k in range(call.num_per_prompt)]
     if not call.stream:
         several[1:] = [replace(sampling, num_prompt_logprobs=None) for sampling in several[1:]]
-    return [replace(request, prompt=prompt, sampling=sampling) for prompt in call.prompts for sampling in several]
+    requests = [replace(request, prompt=prompt, sampling=sampling) for prompt in call.prompts for sampling in several]
+    # The first token of all is the first choice's, so that it alone decides whether the answer is in time.
+    return [replace(one, sheddable=i == 0) for i, one in enumerate(requests)]
 
 
 async def generate_all(

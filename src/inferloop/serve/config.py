@@ -20,6 +20,8 @@ class ServeConfig:
     capture: str = "none"
     content_path: Path | None = None
     drain_timeout_s: float = 30.0
+    request_timeout_s: float | None = None
+    """The longest that a request may take, from its first byte on; None: as long as it wants."""
     max_body_bytes: int = 8 * MIB
     node: str | None = None
     region: str | None = None

@@ -9,13 +9,14 @@ import contextlib
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from inferloop.core.errors import EngineError, InferloopError, OverloadedError
+from inferloop.core.errors import EngineError, InferloopError, RequestError
 from inferloop.core.ids import TraceContext
 from inferloop.serve.asgi import REQUEST_ID, ClientGoneError, read_body, send_body, send_error, wait_disconnect
-from inferloop.serve.errors import NOT_FAULTS, log_bug
+from inferloop.serve.errors import NOT_FAULTS, cut_short, error_status, log_bug
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica
 
+TIMEOUT_HEADER = "x-request-timeout-ms"
 _TELL_TIMEOUT_S = 1.0
 """How long a failure waits for a client that does not read."""
 
@@ -50,11 +51,11 @@ class Answering:
         if why == "disconnect":
             self.attempt.abort(why)
             return
-        self.attempt.abort(why, status=200 if self.started else 503)
-        if self.started:
-            await self._tell(EngineError("this replica shut down before the answer was complete"))
-        else:  # nothing was sent, so another replica can take the request
-            await self._tell(OverloadedError("this replica is shutting down"))
+        error: InferloopError = cut_short(why)
+        if why == "drain" and self.started:  # if nothing was sent, another replica can take the request
+            error = EngineError("this replica shut down before the answer was complete")
+        self.attempt.abort(why, status=200 if self.started else error_status(error))
+        await self._tell(error)
 
     async def _tell(self, error: BaseException) -> None:
         with contextlib.suppress(OSError, TimeoutError):
@@ -89,7 +90,11 @@ class Endpoint:
         self._replica.attempts[task] = attempt
         answer = self.answering(attempt, headers, send)
         watcher: asyncio.Task[None] | None = None
+        timer: asyncio.TimerHandle | None = None
         try:
+            timeout_s = _timeout_s(headers.get(TIMEOUT_HEADER), self._replica.config.request_timeout_s)
+            if timeout_s is not None:
+                timer = asyncio.get_running_loop().call_later(timeout_s, attempt.interrupt, task, "timeout")
             body = await read_body(receive, self._replica.config.max_body_bytes)
             watcher = asyncio.create_task(_interrupt_on_disconnect(receive, task, attempt))
             self._replica.admit()
@@ -110,6 +115,8 @@ class Endpoint:
             await answer.failed(error)
         finally:
             del self._replica.attempts[task]
+            if timer is not None:
+                timer.cancel()
             if watcher is not None:
                 watcher.cancel()
 
@@ -117,6 +124,16 @@ class Endpoint:
 async def _interrupt_on_disconnect(receive: Receive, task: asyncio.Task[object], attempt: Attempt) -> None:
     await wait_disconnect(receive)
     attempt.interrupt(task, "disconnect")
+
+
+def _timeout_s(header: str | None, limit_s: float | None) -> float | None:
+    """The shorter of what the caller and the server allow. Raises RequestError naming the header."""
+    if header is None:
+        return limit_s
+    if not (header.isascii() and header.isdecimal() and len(header) < 10 and int(header)):
+        raise RequestError(f"{TIMEOUT_HEADER} must be a number of milliseconds above 0", param=TIMEOUT_HEADER)
+    asked_s = int(header) / 1000
+    return asked_s if limit_s is None else min(asked_s, limit_s)
 
 
 def _small_int(text: str | None) -> int:

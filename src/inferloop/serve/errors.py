@@ -9,7 +9,7 @@ import traceback
 
 import msgspec
 
-from inferloop.core.errors import EngineError, OverloadedError, RequestError
+from inferloop.core.errors import EngineError, InferloopError, OverloadedError, RequestError
 
 NOT_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 """All else that is raised is a fault to answer for: a panic of native code is no Exception, yet it is one request that
@@ -52,8 +52,26 @@ class MethodError(RequestError):
     status = 405
 
 
+class CutShortError(InferloopError):
+    """The request was ended before its answer was complete, and not by a fault. `code` says why."""
+
+    def __init__(self, message: str, *, status: int, code: str) -> None:
+        self.status, self.code = status, code
+        super().__init__(message)
+
+
+def cut_short(why: str) -> InferloopError:
+    """What a client is told whose request was interrupted for `why`."""
+    if why == "timeout":
+        # 408 and not 504: it is no fault of this replica, which a gateway would otherwise stop trusting
+        return CutShortError("the request took longer than it was allowed to", status=408, code="timeout")
+    if why == "cancelled":
+        return CutShortError("the request was cancelled", status=499, code="cancelled")
+    return OverloadedError("this replica is shutting down", reason="stopping")
+
+
 def error_status(error: BaseException) -> int:
-    return error.status if isinstance(error, RequestError | OverloadedError | EngineError) else 500
+    return error.status if isinstance(error, RequestError | OverloadedError | EngineError | CutShortError) else 500
 
 
 def error_class(error: BaseException) -> str:
@@ -73,6 +91,8 @@ def error_object(error: BaseException) -> bytes:
         message, type_, code = str(error), "server_error", "overloaded"
     elif isinstance(error, EngineError):
         message, type_, code = str(error), "server_error", "engine_error"
+    elif isinstance(error, CutShortError):
+        message, type_, code = str(error), "request_ended_error", error.code
     else:
         message, type_, code = "The server failed while answering this request", "server_error", "internal_error"
     return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})

@@ -83,11 +83,14 @@ class Attempt:
         self._offsets_us: list[int] = []
         self._keep = replica.config.capture != "none" and replica.content_sink is not None
 
-    def interrupt(self, task: asyncio.Task[object], why: str) -> None:
-        """Cancel the answering task for `why` (disconnect or drain), unless it is done."""
-        if not self.done and self.interrupted_by is None:
-            self.interrupted_by = why
-            task.cancel()
+    def interrupt(self, task: asyncio.Task[object], why: str) -> bool:
+        """Cancel the answering task for `why` (disconnect, timeout, cancelled or drain). False: it was done, or cut
+        short already."""
+        if self.done or self.interrupted_by is not None:
+            return False
+        self.interrupted_by = why
+        task.cancel()
+        return True
 
     def on_delta(self, delta: Delta, index: int) -> None:
         """Count a delta's tokens, when they came, and remember how choice `index` ended."""
@@ -195,10 +198,15 @@ class Attempt:
             code = error.code if isinstance(error, RequestError) else "overloaded"
             metrics = self.replica.metrics
             metrics.refused[code] = metrics.refused.get(code, 0) + 1
+        if isinstance(error, OverloadedError):
+            shed = self.replica.metrics.shed
+            shed[error.reason] = shed.get(error.reason, 0) + 1
         self._end("error", error_class(error), status or error_status(error), count=not refused)
 
     def abort(self, why: str, *, status: int | None = None) -> None:
-        """The client left, or the replica is going down."""
+        """It was cut short: why is what `interrupt` was told."""
+        cut_short = self.replica.metrics.cut_short
+        cut_short[why] = cut_short.get(why, 0) + 1
         self._end("abort", why, status)
 
     def _end(self, reason: FinishReason, error: str | None, status: int | None, *, count: bool = True) -> None:

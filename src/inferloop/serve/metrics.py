@@ -66,6 +66,8 @@ _HISTOGRAMS = {
 }
 """Key to (our name, vLLM's name, help, bounds)."""
 
+_SHED_REASONS = ("queue_full", "queue_tokens", "late", "stopping", "overloaded")
+_CUT_REASONS = ("disconnect", "timeout", "cancelled", "drain")
 _REQUESTS_HELP = "HTTP requests that reached the engine, one however many choices; length when any choice ended so."
 
 
@@ -118,6 +120,8 @@ class Metrics(Collector):
         self.finished: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self.num_without_token = 0
         self.refused: dict[str, int] = {}
+        self.shed: dict[str, int] = dict.fromkeys(_SHED_REASONS, 0)
+        self.cut_short: dict[str, int] = dict.fromkeys(_CUT_REASONS, 0)
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.events_lost: Callable[[], int] = lambda: 0
         self.batch_rows: Callable[[], BatchRows] | None = None
@@ -145,6 +149,13 @@ class Metrics(Collector):
         yield _gauge(
             "inferloop_requests_waiting", "Choices of requests waiting for the batch.", self._labels, s.num_waiting
         )
+        yield _gauge(
+            "inferloop_background_requests_waiting",
+            "Those of them that are background work.",
+            self._labels,
+            s.num_background_waiting,
+        )
+        yield _gauge("inferloop_queue_tokens", "Tokens of the prompts that wait.", self._labels, s.queue_tokens)
         yield _gauge("inferloop_kv_usage_ratio", "Share of KV blocks in use, 0 to 1.", self._labels, _kv_usage(s))
         yield _gauge("inferloop_engine_alive", "1 while the step loop runs.", self._labels, float(s.alive))
         for name, text, value in (
@@ -167,6 +178,10 @@ class Metrics(Collector):
         yield _counter("inferloop_requests", _REQUESTS_HELP, self._labels, finished)
         refused = [({"code": code}, count) for code, count in sorted(self.refused.items())]
         yield _counter("inferloop_requests_refused", "Requests refused before the engine.", self._labels, refused)
+        shed = [({"reason": reason}, count) for reason, count in self.shed.items()]
+        yield _counter("inferloop_requests_shed", "Requests refused for lack of room or time.", self._labels, shed)
+        cut = [({"reason": reason}, count) for reason, count in self.cut_short.items()]
+        yield _counter("inferloop_requests_cut_short", "Requests that did not run to their end.", self._labels, cut)
         for key, (name, _, text, _) in _HISTOGRAMS.items():
             yield self._histogram(f"inferloop_{name}", text, key, self._labels)
 

@@ -24,6 +24,7 @@ _OK: dict[str, tuple[str, Any, Any, str]] = {
     "/v1/chat/completions/render": ("post", wire.ChatRequest, Rendered, "Show what a chat request comes to."),
     "/v1/completions/render": ("post", wire.CompletionRequest, list[Rendered], "Show what each prompt comes to."),
     "/v1/responses/render": ("post", ResponsesRequest, Rendered, "Show what a responses request comes to."),
+    "/v1/requests/{request_id}/cancel": ("post", None, replies.Cancelled, "End what runs under an x-request-id."),
     "/identity": ("get", None, None, "The serving identity: everything that decides what text comes out."),
     "/tokenize": ("post", replies.TokenizeRequest, replies.TokenizeResponse, "Text or conversation to token ids."),
     "/detokenize": ("post", replies.DetokenizeRequest, replies.DetokenizeResponse, "Token ids to text."),
@@ -61,6 +62,7 @@ _UPLOAD = {
 _REQUEST_HEADERS = {
     "x-request-id": "Echoed; made up when absent.",
     "traceparent": "W3C Trace Context to continue.",
+    "x-request-timeout-ms": "End the request with a 408 when it takes longer.",
     "x-inferloop-timings": "1: token counts per chunk and server timings in an `inferloop` object.",
 }
 
@@ -104,8 +106,9 @@ def _operation(path: str, summary: str, request: Any, answer: Any, schema_of: di
     }
     if path == "/health/ready":
         operation["responses"]["503"] = {"description": "Not ready; `reason` says why.", "content": content}
-    if "{model}" in path:
-        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    for name in ("model", "request_id"):
+        if f"{{{name}}}" in path:
+            operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     if request is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema_of[request]}}}
     if path in _STREAMED:

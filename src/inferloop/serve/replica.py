@@ -24,7 +24,9 @@ _ABORT_TIMEOUT_S = 5.0
 class Interruptible(Protocol):
     """An answer under way; serve.finish.Attempt is one."""
 
-    def interrupt(self, task: asyncio.Task[object], why: str) -> None: ...
+    request_id: str
+
+    def interrupt(self, task: asyncio.Task[object], why: str) -> bool: ...
 
 
 class Replica:
@@ -72,7 +74,7 @@ class Replica:
     def admit(self) -> None:
         """Raises OverloadedError while draining; another replica can take the request."""
         if self.draining:
-            raise OverloadedError("this replica is shutting down", retry_after_s=1.0)
+            raise OverloadedError("this replica is shutting down", reason="stopping")
 
     async def warm_up(self) -> None:
         """Generate until one real token came out; then the replica is ready."""
@@ -103,6 +105,11 @@ class Replica:
         self.abort_all("drain")
         if self.attempts:
             await asyncio.wait(list(self.attempts), timeout=_ABORT_TIMEOUT_S)
+
+    def interrupt(self, request_id: str, why: str) -> int:
+        """End all requests with this id; returns how many there were."""
+        found = [(t, a) for t, a in self.attempts.items() if a.request_id == request_id]
+        return sum(attempt.interrupt(task, why) for task, attempt in found)
 
     def abort_all(self, why: str) -> None:
         for task, attempt in list(self.attempts.items()):

@@ -206,6 +206,13 @@ class Progress(Struct, kw_only=True):
     in_flight: int
 
 
+class Cancelled(Struct, kw_only=True):
+    """`num_cancelled` HTTP requests had this id; all their choices end."""
+
+    request_id: str
+    num_cancelled: int
+
+
 class ErrorBody(Struct, kw_only=True):
     message: str
     type: str

@@ -16,7 +16,7 @@ from inferloop.backends.protocols import GenerateRequest, Prompt
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import Sampling
 from inferloop.engine.compute import echo
-from inferloop.engine.loop import EngineConfig
+from inferloop.engine.config import EngineConfig
 from inferloop.engine.schedule.pace import StepLimits
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.step import StepPlan

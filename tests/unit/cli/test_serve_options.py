@@ -29,3 +29,15 @@ def test_a_second_tier_of_the_prefix_cache_needs_the_first(tmp_path: Path) -> No
         result = CliRunner().invoke(app, ["serve", "m", "--no-enable-prefix-caching", *flags])
         assert result.exit_code == 2
         assert "--enable-prefix-caching" in result.output
+
+
+def test_queue_pace_and_time_flags_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(serve, "_run", lambda *args: seen.extend(args))
+    flags = ["--max-num-waiting-tokens", "1000", "--tpot-objective-ms", "40", "--max-ttft-ms", "900"]
+    result = CliRunner().invoke(app, ["serve", "m", *flags, "--request-timeout-s", "30"])
+    assert result.exit_code == 0, result.output
+    options = next(value for value in seen if hasattr(value, "max_waiting_tokens"))
+    assert (options.max_waiting_tokens, options.tpot_objective_ms, options.max_ttft_ms) == (1000, 40.0, 900.0)
+    assert [value.request_timeout_s for value in seen if hasattr(value, "request_timeout_s")] == [30.0]
+    assert CliRunner().invoke(app, ["serve", "m", "--tpot-objective-ms", "0"]).exit_code == 2

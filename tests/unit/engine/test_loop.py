@@ -13,7 +13,9 @@ from inferloop.core.errors import ContextLengthError, EngineError, OverloadedErr
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import Sampling, TokenRequest
 from inferloop.engine.compute.echo import EchoRunner, continuation
-from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
+from inferloop.engine.config import EngineConfig
+from inferloop.engine.loop import Engine
+from inferloop.engine.roster import TokenUpdate
 from inferloop.engine.schedule.step import StepPlan, StepResult
 
 PATIENCE_S = 30.0

@@ -13,7 +13,9 @@ from inferloop.core.ids import TraceContext
 from inferloop.core.request import Sampling, TokenRequest
 from inferloop.engine.blockstore.store import BlockStore, StoreConfig
 from inferloop.engine.compute.echo import EchoRunner, continuation
-from inferloop.engine.loop import Engine, EngineConfig, TokenUpdate
+from inferloop.engine.config import EngineConfig
+from inferloop.engine.loop import Engine
+from inferloop.engine.roster import TokenUpdate
 from inferloop.engine.schedule.keys import root_key
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler

@@ -16,7 +16,7 @@ step, and twenty steps are well under the seconds after which a batch job's call
 @dataclass(frozen=True, slots=True)
 class ScheduleConfig:
     """Limits of one engine. `max_step_tokens` is the token budget of a step, `max_sequences` the most that run
-    together, `max_waiting` how many more may queue."""
+    together, `max_waiting` how many more may queue, with prompts of `max_waiting_tokens` in all."""
 
     vocab_size: int
     context_length: int
@@ -27,7 +27,7 @@ class ScheduleConfig:
     max_step_tokens: int = 256
     max_sequences: int = 32
     max_waiting: int = 256
-    retry_after_s: float = 1.0
+    max_waiting_tokens: int = 1 << 30
     share_prefixes: bool = True
     """Keep what finished sequences computed, and let those that begin alike start from it."""
 
@@ -75,6 +75,12 @@ def resolve_max_tokens(config: ScheduleConfig, spec: SequenceSpec) -> int:
         )
     remaining = limit - num_prompt
     return remaining if sampling.max_tokens is None else min(sampling.max_tokens, remaining)
+
+
+def default_waiting_tokens(context_length: int, num_kv_tokens: int) -> int:
+    """How many prompt tokens may queue when nobody says: what fills the KV memory sixteen times over. More would wait
+    for so many generations of the batch that whoever asked is gone; one whole context always fits."""
+    return max(context_length, 16 * num_kv_tokens)
 
 
 def choose_victim(running: Iterable[Sequence], needy: Sequence, planned: set[int]) -> Sequence | None:

@@ -34,6 +34,10 @@ class WaitQueue:
     def head(self) -> Sequence | None:
         return self._heap[0][1] if self._heap else None
 
+    def in_order(self) -> list[Sequence]:
+        """All of them, the head first."""
+        return [sequence for _, sequence in sorted(self._heap, key=lambda entry: entry[0])]
+
     def push(self, sequence: Sequence) -> None:
         heapq.heappush(self._heap, (sequence.order, sequence))
         self._num_background += sequence.background

@@ -21,6 +21,7 @@ from inferloop.engine.schedule.blocks import BlockTables
 from inferloop.engine.schedule.build import build_plan
 from inferloop.engine.schedule.outline import Outline
 from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits, TimeLimit
+from inferloop.engine.schedule.pacer import Waiting
 from inferloop.engine.schedule.policy import (
     BACKGROUND_EVERY,
     ScheduleConfig,
@@ -113,6 +114,16 @@ class Scheduler:
     def request_ids(self) -> tuple[str, ...]:
         return tuple(self._sequences)
 
+    def waiting(self) -> list[Waiting]:
+        """Who waits in the foreground and never ran, in order."""
+        unborn = [s for s in self._waiting.in_order() if not s.background and not s.num_preemptions]
+        return [Waiting(s.spec.request_id, s.spec.arrived_ms, s.num_known, s.spec.sheddable) for s in unborn]
+
+    def num_uncached(self, request_id: str) -> int:
+        """How many tokens of one that waits would have to be computed if it were let in now."""
+        sequence = self._sequences[request_id]
+        return sequence.num_known - len(self._prefix.find(sequence).nodes) * self.config.block_size
+
     def add(self, spec: SequenceSpec) -> None:
         """Queue a sequence.
 
@@ -124,7 +135,7 @@ class Scheduler:
             raise RequestError(f"request id {spec.request_id!r} is already in use", param="request_id")
         sequence = Sequence(spec, self._num_arrived, max_tokens, self._eos)
         if not has_room(self.config, len(self._sequences), self._num_background, sequence.background):
-            raise OverloadedError("the queue is full", retry_after_s=self.config.retry_after_s)
+            raise OverloadedError("the queue is full", reason="queue_full")
         self._num_arrived += 1
         self._num_background += sequence.background
         self._sequences[spec.request_id] = sequence
@@ -201,22 +212,9 @@ class Scheduler:
             self._prefix.publish(sequence)
             if not sampled and (sequence.generates or sequence.num_computed < sequence.num_known):
                 continue
-            num_kept, finish_reason, stop_reason = sequence.accept(sampled)
-            wants_logprobs = sequence.spec.sampling.num_logprobs is not None
-            updates.append(
-                SequenceUpdate(
-                    request_id=sequence.spec.request_id,
-                    token_ids=tuple(sampled[:num_kept]),
-                    logprobs=result.logprobs[i][:num_kept] if wants_logprobs and result.logprobs else None,
-                    finish_reason=finish_reason,
-                    stop_reason=stop_reason,
-                    num_cached_tokens=sequence.num_cached_tokens,
-                    num_preemptions=sequence.num_preemptions,
-                    prompt_logprobs=sequence.take_scores(),
-                    pooled=sequence.pooled,
-                )
-            )
-            if finish_reason is not None:
+            update = sequence.advance(sampled, result.logprobs[i] if result.logprobs else ())
+            updates.append(update)
+            if update.finish_reason is not None:
                 del self._sequences[sequence.spec.request_id]
                 self._num_background -= sequence.background
                 self._running.remove(sequence)

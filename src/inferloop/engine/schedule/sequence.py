@@ -27,6 +27,8 @@ class SequenceSpec:
     seed: int = 0
     priority: int = 0
     arrived_ms: int = 0
+    sheddable: bool = True
+    """May be given up when its first token would come too late."""
     namespace: Namespace = ()
     """Sequences share beginnings only within one namespace: tagged, so that no two kinds of name can collide."""
     mask: Mask | None = None
@@ -188,6 +190,21 @@ class Sequence:
             if self.num_output >= self.max_tokens:
                 return num_kept, "length", None
         return len(sampled), None, None
+
+    def advance(self, sampled: list[int], logprobs: tuple[TokenLogprob, ...]) -> SequenceUpdate:
+        """`accept`, told to the outside."""
+        num_kept, finish_reason, stop_reason = self.accept(sampled)
+        return SequenceUpdate(
+            request_id=self.spec.request_id,
+            token_ids=tuple(sampled[:num_kept]),
+            logprobs=logprobs[:num_kept] if logprobs and self.spec.sampling.num_logprobs is not None else None,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+            prompt_logprobs=self.take_scores(),
+            pooled=self.pooled,
+        )
 
     def reset_computed(self) -> None:
         """Forget the cache, keep every token: what preemption by recompute does."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from inferloop.core.clock import Clock
 from inferloop.core.digest import digest_of
-from inferloop.core.errors import RequestError
+from inferloop.core.errors import ContextLengthError, RequestError
 from inferloop.core.request import Grammar
 from inferloop.engine.text.answer import AUTO, NONE, PLAIN_STYLE, AnswerStyle
 from inferloop.engine.text.detokenizer import Detokenizer
@@ -69,17 +69,21 @@ class Codec:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         """Prompt ids of a conversation. Where the model's texts start with BOS there is exactly one, whether or not the
-        template prints it. Raises RequestError naming `messages`."""
+        template prints it. Raises RequestError naming `messages`; ContextLengthError, before it tokenizes, for what is
+        more than `max_tokens` however it is cut."""
         text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        return self._prompt(text, "messages")
+        return self._prompt(text, "messages", max_tokens)
 
-    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode_text(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> tuple[int, ...]:
         """Prompt ids of a raw text, with exactly one BOS where the model's texts start with it, also when the text
         already spells it; or the text's own ids alone. Raises RequestError naming `prompt` when nothing is left to
-        start from."""
-        return self._prompt(text, "prompt", adds_bos=add_special_tokens)
+        start from; `max_tokens` as in `encode_chat`."""
+        return self._prompt(text, "prompt", max_tokens, adds_bos=add_special_tokens)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ids; invalid bytes become U+FFFD."""
@@ -97,7 +101,10 @@ class Codec:
         """What may follow what in one answer. Slow enough to be kept off an event loop. Raises RequestError."""
         return self._grammars.compile(grammar)
 
-    def _prompt(self, text: str, param: str, *, adds_bos: bool = True) -> tuple[int, ...]:
+    def _prompt(self, text: str, param: str, max_tokens: int | None, *, adds_bos: bool = True) -> tuple[int, ...]:
+        least = 0 if max_tokens is None else self.tokenizer.least_tokens(text)
+        if max_tokens is not None and least > max_tokens:
+            raise ContextLengthError(f"{param} is at least {least} tokens, the context holds {max_tokens}", param=param)
         try:
             ids = self.tokenizer.encode(text, allow_special=True)
         except RequestError as problem:

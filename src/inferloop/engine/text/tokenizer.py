@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Inner
 
 from inferloop.core.errors import ModelFileError, RequestError
 from inferloop.engine.text.gguf_tokenizer import build_from_gguf
+from inferloop.engine.text.length import LengthBound
 from inferloop.engine.text.vocabulary import Vocabulary, read_vocabulary
 from inferloop.models.headers.config_json import read_json_object
 from inferloop.models.resolve import ModelFiles
@@ -32,6 +33,7 @@ class Tokenizer:
         special_texts: Mapping[str, str],
     ) -> None:
         self._inner, self.vocabulary = inner, vocabulary
+        self._length = LengthBound(inner, vocabulary)
         self._plain: Inner | None = None
         self._plain_lock = threading.Lock()
         self.digest = digest
@@ -62,6 +64,10 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError):  # the library reports a string it cannot hold as UTF-8 either way
             raise RequestError("the text holds a lone surrogate, which is not valid Unicode") from None
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """`encode` makes no fewer of this text; 0 when nothing can be said without trying."""
+        return self._length.least_tokens(text)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of all ids at once; bytes that are not valid UTF-8 become U+FFFD."""

@@ -1,0 +1,170 @@
+"""What the engine knows of each request beyond its sequence: when what happened, what it counts for in the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from inferloop.core.request import FinishReason
+from inferloop.engine.schedule.policy import ScheduleConfig, has_room
+from inferloop.engine.schedule.scheduler import StepChanges
+from inferloop.engine.schedule.sequence import SequenceUpdate
+from inferloop.engine.schedule.step import Float64, TokenLogprob
+
+EndReason = FinishReason | Literal["shed"]
+"""How the engine ends a request; "shed": before its first token, which would have come too late."""
+_FIRST_GUESS_OUTPUT = 128.0
+"""Tokens of an answer, until some have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUpdate:
+    """What one step gave one request. The last update of a request, and only that one, has a finish reason."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    t_ns: int
+    finish_reason: EndReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    t_scheduled_ns: int | None = None
+    """When it first entered a step; None when it never did."""
+    num_preemptions: int = 0
+    preempted_ns: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of the prompt's tokens from the second on; in the first update only, when asked for."""
+    pooled: Float64 | None = None
+    """The sum of the prompt's last hidden states, (hidden,); in the only update of a request that asked for it."""
+
+
+@dataclass(slots=True)
+class _Member:
+    num_prompt_tokens: int
+    max_tokens: int
+    background: bool
+    num_output_tokens: int = 0
+    t_scheduled_ns: int | None = None
+    t_preempted_ns: int | None = None
+    preempted_ns: int = 0
+    num_preemptions: int = 0
+    started: bool = False
+
+    @property
+    def waits(self) -> bool:
+        return self.t_scheduled_ns is None or self.t_preempted_ns is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Who is here at one moment. Queue tokens are the prompts of those that wait, of all classes and of the background
+    alone; `queue_output_tokens` what they will probably generate."""
+
+    num_present: int = 0
+    num_background: int = 0
+    num_background_waiting: int = 0
+    queue_tokens: int = 0
+    background_queue_tokens: int = 0
+    queue_output_tokens: int = 0
+
+    def refuses(self, config: ScheduleConfig, num_tokens: int, background: bool) -> str | None:
+        """Why a prompt of `num_tokens` has no place any more: "queue_full" or "queue_tokens"; None when it has one. An
+        empty queue takes any prompt. Background work is in nobody's way but its own."""
+        if not has_room(config, self.num_present, self.num_background, background):
+            return "queue_full"
+        before = self.queue_tokens if background else self.queue_tokens - self.background_queue_tokens
+        if before and before + num_tokens > config.max_waiting_tokens:
+            return "queue_tokens"
+        return None
+
+
+class Roster:
+    """Every request from its submission to its last update. Has no lock of its own."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._likely_output = _FIRST_GUESS_OUTPUT
+        self.num_prompt_tokens = self.num_output_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._members
+
+    @property
+    def request_ids(self) -> list[str]:
+        return list(self._members)
+
+    def add(self, request_id: str, num_prompt_tokens: int, max_tokens: int, *, background: bool) -> None:
+        """`max_tokens`: how many it may generate."""
+        self._members[request_id] = _Member(num_prompt_tokens, max_tokens, background)
+
+    def load(self) -> Load:
+        """Counted anew, of a few hundred at most."""
+        members = self._members.values()
+        waiting = [m for m in members if m.waits]
+        behind = [m for m in waiting if m.background]
+        return Load(
+            num_present=len(members),
+            num_background=sum(m.background for m in members),
+            num_background_waiting=len(behind),
+            queue_tokens=sum(m.num_prompt_tokens for m in waiting),
+            background_queue_tokens=sum(m.num_prompt_tokens for m in behind),
+            queue_output_tokens=sum(int(min(m.max_tokens, self._likely_output)) for m in waiting),
+        )
+
+    def note(self, changes: StepChanges, now_ns: int) -> None:
+        """Stamp those that a step let in or put back."""
+        for request_id in changes.preempted:
+            member = self._members[request_id]
+            member.t_preempted_ns = now_ns
+            member.num_preemptions += 1
+        for request_id in changes.admitted:
+            member = self._members[request_id]
+            if member.t_scheduled_ns is None:
+                member.t_scheduled_ns = now_ns
+            if member.t_preempted_ns is not None:
+                member.preempted_ns += now_ns - member.t_preempted_ns
+                member.t_preempted_ns = None
+
+    def advance(self, update: SequenceUpdate, t_ns: int) -> TokenUpdate:
+        """Count what a step gave one request, which leaves when that was the last."""
+        member = self._members[update.request_id]
+        if not member.started:
+            member.started = True
+            self.num_prompt_tokens += member.num_prompt_tokens
+        member.num_output_tokens += len(update.token_ids)
+        self.num_output_tokens += len(update.token_ids)
+        if update.finish_reason is not None:
+            del self._members[update.request_id]
+            self._likely_output += 0.1 * (member.num_output_tokens - self._likely_output)
+        return TokenUpdate(
+            request_id=update.request_id,
+            token_ids=update.token_ids,
+            logprobs=update.logprobs,
+            t_ns=t_ns,
+            finish_reason=update.finish_reason,
+            stop_reason=update.stop_reason,
+            num_cached_tokens=update.num_cached_tokens,
+            t_scheduled_ns=member.t_scheduled_ns,
+            num_preemptions=update.num_preemptions,
+            preempted_ns=member.preempted_ns,
+            prompt_logprobs=update.prompt_logprobs,
+            pooled=update.pooled,
+        )
+
+    def end(self, request_id: str, reason: EndReason, t_ns: int) -> TokenUpdate:
+        """The last update of one that ends for another reason than its tokens."""
+        member = self._members.pop(request_id)
+        waited_ns = t_ns - member.t_preempted_ns if member.t_preempted_ns is not None else 0
+        return TokenUpdate(
+            request_id=request_id,
+            token_ids=(),
+            logprobs=None,
+            t_ns=t_ns,
+            finish_reason=reason,
+            t_scheduled_ns=member.t_scheduled_ns,
+            num_preemptions=member.num_preemptions,
+            preempted_ns=member.preempted_ns + waited_ns,
+        )

@@ -1,0 +1,107 @@
+"""How long the next step may take, and who waits in vain. Decisions on values; the caller has the clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from inferloop.engine.schedule.pace import StepLimits, StepTime, StepTimeFit, TimeLimit
+from inferloop.engine.schedule.step import StepPlan
+
+BACKGROUND_STEP_MS = 25.0
+"""A step of background work alone, while others may come any moment: about what one of them then waits for it at most,
+and little beside a time to first token."""
+FOREGROUND_MEMORY_MS = 5000
+"""Who asked within this time is taken to ask again: longer than an agent pauses between two calls of a burst."""
+MAX_RETRY_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One of those who wait, as far as lateness goes."""
+
+    request_id: str
+    arrived_ms: int
+    num_tokens: int
+    """Of its prompt."""
+    sheddable: bool = True
+
+
+class Pacer:
+    """Owned by the engine's thread; `time` may be read on any other.
+
+    `tpot_objective_ms` None: no step is shortened for the sake of those that decode.
+    """
+
+    def __init__(self, *, max_step_tokens: int, max_sequences: int, tpot_objective_ms: float | None = None) -> None:
+        self.time = StepTime()
+        self._fit = StepTimeFit(self.time)
+        self._max_step_tokens, self._max_sequences = max_step_tokens, max_sequences
+        self._tpot_objective_ms = tpot_objective_ms
+        self._t_foreground_ms: int | None = None
+
+    def limits(self, now_ms: int, has_foreground: bool) -> StepLimits:
+        """Of the step that is about to be planned."""
+        if has_foreground:
+            self._t_foreground_ms = now_ms
+        seen = self._t_foreground_ms
+        is_recent = seen is not None and now_ms - seen < FOREGROUND_MEMORY_MS
+        objective = self._tpot_objective_ms
+        return StepLimits(
+            foreground=None if objective is None else TimeLimit(objective, self.time),
+            background=TimeLimit(BACKGROUND_STEP_MS, self.time) if is_recent else None,
+        )
+
+    def observe(self, plan: StepPlan, ms: float) -> None:
+        """Learn from a step. Stopped clocks teach nothing."""
+        if ms > 0:
+            num_decodes = num_decoding(plan)
+            self._fit.observe(plan.num_tokens - num_decodes, num_decodes, ms)
+            self.time = self._fit.time
+
+    def retry_after_s(self, num_prompt_tokens: int, num_output_tokens: int) -> float:
+        """When what waits now will be through: its tokens at the measured speed. 1 to MAX_RETRY_AFTER_S seconds."""
+        num_steps = max(num_prompt_tokens / self._max_step_tokens, num_output_tokens / self._max_sequences)
+        time = self.time
+        ms = num_steps * time.fixed_ms + num_prompt_tokens * time.per_prefill_ms
+        return min(max(1.0, (ms + num_output_tokens * time.per_decode_ms) / 1000), MAX_RETRY_AFTER_S)
+
+    def prefill_ms(self, num_tokens: int, num_decodes: int, limits: StepLimits) -> float:
+        """How long a prompt of which `num_tokens` must be computed takes beside `num_decodes` rows."""
+        room = max(1, self._max_step_tokens - num_decodes)
+        if limits.foreground is not None and num_decodes:
+            room = min(room, limits.foreground.num_prefill(num_decodes))
+        num_steps = math.ceil(num_tokens / room)
+        return num_steps * self.time.predict(0, num_decodes) + num_tokens * self.time.per_prefill_ms
+
+
+def num_decoding(plan: StepPlan) -> int:
+    """Sequences of the plan with one token beside their drafts."""
+    return int((plan.offsets[1:] - plan.offsets[:-1] - plan.num_drafts == 1).sum())
+
+
+def late_ones(
+    waiting: Iterable[Waiting],
+    first_ms: Callable[[int], float],
+    num_uncached: Callable[[str], int],
+    *,
+    now_ms: int,
+    max_ttft_ms: float,
+    share_uncached: float,
+) -> list[str]:
+    """Which of the sheddable that wait (all in order) can no longer have a first token within `max_ttft_ms` of arrival,
+    even if nothing but prompts, those ahead and their own, is waited for. Those behind one that is given up no longer
+    wait for it. `first_ms(n)` is how long n tokens of prompts take. How many of a prompt must be computed is guessed by
+    `share_uncached`; nobody is given up for a guess: `num_uncached`, which is slow, says it exactly."""
+    late, num_ahead = list[str](), 0
+    for one in waiting:
+        left_ms = max_ttft_ms - (now_ms - one.arrived_ms)
+        num = math.ceil(one.num_tokens * share_uncached)
+        if one.sheddable and first_ms(num_ahead + num) > left_ms:
+            num = num_uncached(one.request_id)
+            if first_ms(num_ahead + num) > left_ms:
+                late.append(one.request_id)
+                continue
+        num_ahead += num
+    return late
