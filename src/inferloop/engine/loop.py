@@ -168,6 +168,7 @@ class Engine:
                 num_background_waiting=load.num_background_waiting,
                 queue_tokens=load.queue_tokens,
                 alive=alive,
+                tier=self._scheduler.tier_stats,  # it goes on between steps, and may be read at any time
             )
 
     def _run(self) -> None:
@@ -268,7 +269,6 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_cache_queries=scheduler.num_prefix_queries,
             prefix_cache_hits=scheduler.num_prefix_hits,
-            tier=scheduler.tier_stats,
             prompt_tokens=self._roster.num_prompt_tokens,
             generation_tokens=self._roster.num_output_tokens,
         )

@@ -292,4 +292,5 @@ def test_an_engine_finds_what_another_process_stored(tmp_path: Path) -> None:
         store.close()
         stats = engine.stats().tier
         assert stats is not None and stats.hits == 20 * life
+        assert stats.disk_bytes > stats.saved_bytes >= 6 * runner.info.block_bytes * (1 - life)
     assert found == [(continuation(PROMPT, 5, VOCAB), 0), (continuation(PROMPT, 5, VOCAB), 20)]
