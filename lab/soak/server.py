@@ -23,6 +23,7 @@ OPTIONS: dict[str, Value] = {
     "max_num_waiting": 18,
     "max_num_batched_tokens": 96,
     "enable_prefix_caching": True,
+    "prefix_cache_disk_mib": 64,  # what gives way comes back from disk, where there is not room for everything either
     "threads": 1,
 }
 
@@ -35,7 +36,8 @@ class Sample:
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, options: dict[str, Value]) -> AsyncIterator[ReplicaProcess]:
-    spec = launch_spec(MODEL, {**options, "events": str(folder / "events.jsonl")}, drain_timeout_s=20)
+    files: dict[str, Value] = {"events": str(folder / "events.jsonl"), "prefix_cache_dir": str(folder / "prefix-cache")}
+    spec = launch_spec(MODEL, {**options, **files}, drain_timeout_s=20)
     process = await ReplicaProcess.start_ready(spec, log_path=folder / "server.log")
     try:
         yield process

@@ -15,6 +15,7 @@ MAX_GROWTH = 0.05
 MUST_HAVE_HAPPENED = (
     "inferloop_preemptions",
     "inferloop_prefix_cache_hits",
+    "inferloop_prefix_cache_tier_hits",
     "inferloop_requests finish_reason=abort",
     "inferloop_requests finish_reason=stop",
     "inferloop_requests finish_reason=length",
