@@ -205,8 +205,9 @@ class Attempt:
 
     def abort(self, why: str, *, status: int | None = None) -> None:
         """It was cut short: why is what `interrupt` was told."""
-        cut_short = self.replica.metrics.cut_short
-        cut_short[why] = cut_short.get(why, 0) + 1
+        if not self._background:
+            cut_short = self.replica.metrics.cut_short
+            cut_short[why] = cut_short.get(why, 0) + 1
         self._end("abort", why, status)
 
     def _end(self, reason: FinishReason, error: str | None, status: int | None, *, count: bool = True) -> None:

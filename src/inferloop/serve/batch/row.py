@@ -71,7 +71,7 @@ async def answer_row(replica: Replica, kind: Kind, batch_id: str, row: Row, body
             await asyncio.sleep(min(error.retry_after_s, _MAX_WAIT_S))
             continue
         except asyncio.CancelledError:
-            attempt.abort("drain" if replica.draining else "cancel")
+            attempt.abort("drain" if replica.draining else "cancelled")
             raise
         except NOT_FAULTS:
             raise

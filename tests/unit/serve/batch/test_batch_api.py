@@ -236,7 +236,7 @@ async def test_rows_that_fail_are_told_apart(tmp_path: Path) -> None:
 
 async def test_a_cancel_aborts_rows_and_keeps_answers(tmp_path: Path) -> None:
     generator = Watched(Script(ttft_ms=1, tpot_ms=5, text="yes"))
-    async with server(tmp_path, generator) as (client, _, _):
+    async with server(tmp_path, generator) as (client, raw, _):
         batch = await start(client, row(0), row(1), *(row(i, max_tokens=9000, ignore_eos=True) for i in range(2, 20)))
         while batch.request_counts is None or batch.request_counts.completed < 2:
             await asyncio.sleep(0.01)
@@ -247,12 +247,15 @@ async def test_a_cancel_aborts_rows_and_keeps_answers(tmp_path: Path) -> None:
         batch = await ended(client, batch)
         assert generator.num_inside == 0
         output, rest = await lines(client, batch.output_file_id), await lines(client, batch.error_file_id)
+        metrics = (await (await raw.request("GET", "/metrics")).read()).decode()
         with pytest.raises(openai.ConflictError, match="too late"):
             await client.batches.cancel(batch.id)
     assert batch.status == "cancelled" and batch.cancelling_at and batch.cancelled_at
     assert [line["custom_id"] for line in output] == ["c0", "c1"]
     assert [line["custom_id"] for line in rest] == [f"c{i}" for i in range(2, 20)]
     assert {(line["response"], line["error"]["code"]) for line in rest} == {(None, "batch_cancelled")}
+    cut = [line for line in metrics.splitlines() if line.startswith("inferloop_requests_cut_short_total")]
+    assert cut and all(line.endswith(" 0.0") for line in cut)  # rows are no requests
 
 
 async def test_an_unfinished_batch_goes_on_after_a_restart_and_expires(tmp_path: Path) -> None:
