@@ -95,6 +95,8 @@ def open_store(identity: ServingIdentity, info: RunnerInfo, options: NativeOptio
         return None
     if not options.share_prefixes:
         raise UsageError("memory or a folder for the prefix cache, which is turned off")
+    if not info.block_bytes:
+        raise UsageError(f"the {info.name} runner keeps the prefix cache in its KV memory only")
     depends_on = (identity.weights_digest, identity.precision, identity.engine, identity.engine_revision)
     config = StoreConfig(
         memory_bytes=options.prefix_memory_mib * MIB,

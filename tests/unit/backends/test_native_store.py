@@ -45,6 +45,8 @@ def test_there_is_a_store_only_when_it_is_asked_for(tmp_path: Path) -> None:
     assert open_store(IDENTITY, INFO, NativeOptions(), RealClock()) is None
     with pytest.raises(UsageError, match="turned off"):
         open_store(IDENTITY, INFO, replace(OPTIONS, share_prefixes=False), RealClock())
+    with pytest.raises(UsageError, match="the echo runner"):
+        open_store(IDENTITY, replace(INFO, block_bytes=0), OPTIONS, RealClock())
     store = open_store(IDENTITY, INFO, NativeOptions(prefix_folder=tmp_path / "new" / "folder"), RealClock())
     assert store is not None
     store.close()

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -206,6 +208,35 @@ def test_what_a_killed_writer_left_goes_away_and_what_a_live_one_writes_stays(tm
     os.utime(old, (1, 1))
     assert [entry.key for entry in folder.entries(time.time())] == [key(0)]
     assert not old.exists() and new.exists()
+
+
+WRITER = """
+import sys
+import numpy as np
+from pathlib import Path
+from inferloop.engine.blockstore.folder import BlockFolder
+from inferloop.engine.schedule.keys import block_key, root_key
+folder, number = BlockFolder(Path(sys.argv[1])), 0
+while True:
+    folder.write(block_key(root_key("test"), [number]), np.full(300_000, number % 251, np.uint8))
+    number += 1
+"""
+
+
+def test_a_kill_leaves_whole_blocks_only(tmp_path: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
+    try:
+        while len(files(tmp_path)) < 30:
+            assert writer.poll() is None
+            time.sleep(0.005)
+    finally:
+        writer.kill()
+        writer.wait()
+    folder, num = BlockFolder(tmp_path), len(files(tmp_path))
+    for n in range(num):
+        found = folder.read(key(n), 300_000)
+        assert found is not None and (found == n % 251).all()
+    assert folder.read(key(num), 300_000) is None
 
 
 def test_the_least_recently_used_files_make_room(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ MAKERS: dict[str, Callable[[Path], Runner]] = {
     "torch fp32": torch_runner,
     "torch bf16": lambda path: torch_runner(path, dtype="bf16"),
 }
+if torch.cuda.is_available():
+    MAKERS["torch fp32 on a GPU"] = lambda path: torch_runner(path, device="cuda")
+    MAKERS["torch bf16 on a GPU"] = lambda path: torch_runner(path, device="cuda", dtype="bf16")
 
 
 def prefill(runner: Runner) -> StepPlan:

@@ -10,7 +10,7 @@ import pytest
 
 from inferloop.core.clock import RealClock
 from inferloop.core.ids import TraceContext
-from inferloop.core.request import Sampling, TokenRequest
+from inferloop.core.request import BATCH_PRIORITY, Sampling, TokenRequest
 from inferloop.engine.blockstore.store import BlockStore, StoreConfig
 from inferloop.engine.compute.echo import EchoRunner, continuation
 from inferloop.engine.config import EngineConfig
@@ -239,6 +239,24 @@ def test_running_requests_go_on_while_blocks_are_on_their_way() -> None:
     third.add("c")
     third.step()
     assert shelf.waits == [True] and third.num_cached["c"] == 20
+
+
+def test_background_work_is_not_put_back_for_blocks_that_are_on_their_way() -> None:
+    shelf = Shelf()
+    first = Rig(shelf)
+    first.add("a")
+    first.run()
+    second = Rig(shelf)
+    second.add("background", tuple(range(30, 40)), num=12, priority=BATCH_PRIORITY)
+    second.step()
+    second.add("other", tuple(range(50, 60)), num=12)
+    second.step()
+    shelf.num_calls_left = 3
+    second.add("b")
+    second.run()
+    assert second.num_cached["b"] == 20
+    assert second.scheduler.num_preemptions == 0
+    assert second.answers["background"] == continuation(tuple(range(30, 40)), 12, VOCAB)
 
 
 def test_an_abort_while_blocks_are_on_their_way_leaves_nothing_behind() -> None:
