@@ -400,6 +400,31 @@ async def test_a_disk_that_fails_is_told_and_waited_out(tmp_path: Path, monkeypa
         assert {p.name for p in (tmp_path / "files").iterdir()} == {batch.input_file_id, batch.output_file_id}
 
 
+async def test_a_server_that_stops_between_output_and_end_leaves_one_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise sqlite3.OperationalError("as if killed here")
+
+    async with server(tmp_path, Watched()) as (client, _, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "finish", fail)
+            batch = await start(client, *(row(i) for i in range(5)))
+            while batch.status != "finalizing":
+                await asyncio.sleep(0.01)
+                batch = await client.batches.retrieve(batch.id)
+            await until(lambda: len(list((tmp_path / "files").iterdir())) == 2)
+            with pytest.raises(openai.ConflictError, match="finalizing"):
+                await client.batches.cancel(batch.id)
+            await asyncio.sleep(0.05)
+    again = Watched()
+    async with server(tmp_path, again) as (client, _, _):
+        batch = await ended(client, batch)
+        assert [line["custom_id"] for line in await lines(client, batch.output_file_id)] == [f"c{i}" for i in range(5)]
+        assert {p.name for p in (tmp_path / "files").iterdir()} == {batch.input_file_id, batch.output_file_id}
+    assert again.rows == []
+
+
 async def test_without_a_folder_every_path_says_how_to_get_batches() -> None:
     app = build_app(ScriptedGenerator(FAST, model_id="m"), ServeConfig(), DropSink())
     async with serving(app) as url:
