@@ -14,11 +14,18 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from inferloop.backends.http import HttpClient
+from inferloop.backends.protocols import Delta, GeneratorInfo
 from inferloop.backends.scripted import Script, ScriptedGenerator
+from inferloop.engine.text.answer import AnswerStyle
+from inferloop.models.identity import ServingIdentity
 from inferloop.records.sink import DropSink
 from inferloop.serve.app import build_app
 from inferloop.serve.config import ServeConfig
+from inferloop.serve.replies import CachedTokens, Timings, Usage
+from inferloop.serve.responses.encode import ResponseEncoder
+from inferloop.serve.responses.wire import parse_response
 from inferloop.serve.run import serving
+from inferloop.serve.sse import AnswerHead
 
 
 class UnfinishedChoice(CompletionChoice):
@@ -32,6 +39,8 @@ class CompletionChunk(Completion):
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+FUNCTION = {"name": "now", "description": "d", "parameters": {"type": "object", "properties": {}}}
+TEXT = 'Größe 世界 <tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>'
 SEVERAL = {"n": 2, "max_tokens": 5}
 INCLUDE = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
 ASKED: list[tuple[str, dict[str, Any], Any, Any]] = [
@@ -42,6 +51,13 @@ ASKED: list[tuple[str, dict[str, Any], Any, Any]] = [
         ChatCompletion,
         ChatCompletionChunk,
     ),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "tools": [{"type": "function", "function": FUNCTION}]},
+        ChatCompletion,
+        ChatCompletionChunk,
+    ),
+    ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **FUNCTION}]}, Response, ResponseStreamEvent),
     ("/v1/completions", {"prompt": "hi"}, Completion, CompletionChunk),
     ("/v1/completions", {"prompt": ["hi", "ho"], **SEVERAL, "logprobs": 1}, Completion, CompletionChunk),
     ("/v1/responses", {"input": "hi"}, Response, ResponseStreamEvent),
@@ -77,7 +93,7 @@ def check(type_: Any, data: str | bytes) -> None:
 
 @pytest_asyncio.fixture
 async def client() -> AsyncIterator[HttpClient]:
-    generator = ScriptedGenerator(Script(ttft_ms=1, tpot_ms=0, text="Größe 世界"), model_id="m")
+    generator = ScriptedGenerator(Script(ttft_ms=1, tpot_ms=0, text=TEXT), model_id="m")
     async with serving(build_app(generator, ServeConfig(), DropSink())) as url:
         client = HttpClient(url)
         yield client
@@ -103,6 +119,45 @@ async def test_streamed_answers(client: HttpClient, path: str, body: dict[str, A
     assert answer.status == 200 and len(data) > 4
     for line in data:
         check(chunk, line)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"text": {"format": {"type": "json_object"}}}, "{}"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}}},
+            "{}",
+        ),
+        ({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "f"}}, ""),
+        ({"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}, ""),
+        ({"metadata": {"a": "b"}, "user": "u", "prompt_cache_key": "k", "safety_identifier": "s"}, "hi"),
+        ({}, "<think>hm</think>hi"),
+    ],
+)
+def test_what_a_response_repeats_is_known_to_the_package_too(asked: dict[str, Any], text: str) -> None:
+    identity = ServingIdentity("m", "w", "p", "e", "1", "t", "c")
+    style = AnswerStyle("hermes", thinks=True)
+    info = GeneratorInfo("m", 1000, identity, 500, structured_output=True, answer_style=style)
+    call = parse_response(json.dumps({"model": "m", "input": "hi", **asked}).encode(), info)
+    usage = Usage(
+        prompt_tokens=1, completion_tokens=1, total_tokens=2, prompt_tokens_details=CachedTokens(cached_tokens=0)
+    )
+    for stream in (False, True):
+        encoder = ResponseEncoder(AnswerHead("resp_1", 0, "m", call, False, lambda _: b""))
+        delta = Delta(text, (1,), 0, finish_reason="stop")
+        if stream:
+            sent = (
+                encoder.opening(delta)
+                + encoder.chunk(0, delta)
+                + encoder.closing(0, "stop", usage, Timings(num_tokens=1))
+            )
+            for line in sent.decode().splitlines():
+                if line.startswith("data: "):
+                    check(ResponseStreamEvent, line.removeprefix("data: "))
+        else:
+            encoder.collect(0, delta)
+            check(Response, encoder.body(["stop"], usage, Timings(num_tokens=1)))
 
 
 async def test_models(client: HttpClient) -> None:

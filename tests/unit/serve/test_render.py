@@ -94,9 +94,9 @@ def tiny(native: Native, tiny_directory: Callable[..., Path], tmp_path: Path) ->
     """tiny(template): the engine over a byte tokenizer that puts <s> before every text, served."""
 
     @contextlib.asynccontextmanager
-    async def running(template: str = "one") -> AsyncIterator[Served]:
+    async def running(template: str = "one", context_length: int = 64) -> AsyncIterator[Served]:
         codec = Codec(resolve(str(tiny_directory(template=TEMPLATES[template]))))
-        runner = EchoRunner(vocab_size=258, context_length=64)
+        runner = EchoRunner(vocab_size=258, context_length=context_length, num_blocks=250)
         async with native(runner, codec) as generator, serve(generator, tmp_path) as served:
             yield served
 
@@ -235,6 +235,18 @@ async def test_tokenize_shows_parts_of_what_reaches_the_engine(tiny: Any) -> Non
         ):
             status, told = await s.post("/tokenize", body)
             assert (status, told["error"]["param"]) == (400, field_)
+
+
+async def test_tools_are_part_of_the_prompt_on_every_path(tiny: Any) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    async with tiny("one", context_length=1000) as s:
+        chat = await s.render(messages=HI, tools=tools, tool_choice="none")
+        responses = await s.render(input="hi", tools=[{"type": "function", **function}], tool_choice="none")
+        _, told = await s.post("/tokenize", {"messages": HI, "tools": tools})
+        prompts, _ = await s.prompts_of(messages=HI, tools=tools, tool_choice="none", max_tokens=1)
+        assert chat["token_ids"] == responses["token_ids"] == told["tokens"] == prompts[0]
+        assert chat["prompt"] == responses["prompt"] and '"name": "f"' in chat["prompt"]
 
 
 async def test_a_backend_without_its_tokenizer_says_so(native: Native, tmp_path: Path) -> None:
