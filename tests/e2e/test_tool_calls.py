@@ -7,10 +7,11 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.scripted import Script, ScriptedGenerator
@@ -222,6 +223,31 @@ async def test_the_real_model_is_made_to_call(client: Any, embedded_model: Model
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
         await whole(client, embedded_model.model_id, tools=[tool], tool_choice="required")
     assert refused.value.param == "tools"
+
+
+class Trip(BaseModel):
+    city: Literal["Oslo", "Paris"]
+    days: int = Field(ge=1, le=9)
+
+
+async def test_calls_parse_into_the_clients_own_types(client: Any, embedded_model: ModelFiles) -> None:
+    """Also by the client's own way of adding up a stream."""
+    fields = {
+        "model": embedded_model.model_id,
+        "messages": QUESTION,
+        "tools": [openai.pydantic_function_tool(Trip)],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "seed": 4,
+    }
+    parsed = await client.chat.completions.parse(**fields)
+    async with client.chat.completions.stream(**fields) as stream:
+        kinds = {event.type async for event in stream}
+        final = await stream.get_final_completion()
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    for completion in (parsed, final):
+        (call,) = completion.choices[0].message.tool_calls
+        assert isinstance(call.function.parsed_arguments, Trip)
 
 
 async def test_the_real_model_is_told_of_tools(client: Any, embedded_model: ModelFiles, served_model: str) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from inferloop.core.ids import TraceContext
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Thinking = Literal["no", "may", "opened"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 BATCH_PRIORITY = 1 << 20
 """From here on a request is background work, which nobody waits for. Lower goes first."""
@@ -22,6 +23,8 @@ class Grammar:
     text: str = ""
     param: str = field(default="grammar", compare=False)
     """The request's field that it came in; errors name it."""
+    thinking: Thinking = "no"
+    """Whether reasoning in think tags stands before what the grammar binds; `opened`: the prompt ends inside them."""
 
 
 @dataclass(frozen=True, slots=True)

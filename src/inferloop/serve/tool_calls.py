@@ -65,4 +65,6 @@ class ChoiceReader:
 
 
 def _answer_call(call: ToolCall) -> AnswerCall:
-    return AnswerCall(id=new_id("call"), function=AnswerFunction(name=call.name, arguments=call.arguments))
+    return AnswerCall(
+        id=new_id("call").replace("-", "_"), function=AnswerFunction(name=call.name, arguments=call.arguments)
+    )

@@ -111,6 +111,7 @@ def plan_answer(
     """How to read the answer, and the grammar it has to keep to. `answer` is what the request's other fields want of
     the text. None for `choice` and `parallel`: not given. Raises RequestError naming the field."""
     style = info.answer_style
+    thoughts = AnswerPlan(thinks=style.thinks, think_opened=style.think_opened)
     choice = choice or Choice("auto" if tools else "none")
     if not tools and choice.mode != "none":
         raise RequestError("tool_choice is only allowed together with tools", param="tool_choice")
@@ -118,26 +119,28 @@ def plan_answer(
     if choice.mode == "named" and not offered:
         raise RequestError(f"tool_choice: there is no tool named {choice.name}", param="tool_choice")
     if choice.mode == "none":
-        return _thinking(info, is_bound=answer is not None), answer
+        return thoughts, _thinking(answer, info)
     if style.tool_dialect is None:
         message = "tools cannot be called: how this model writes calls is not known (see --tool-call-parser)"
         raise RequestError(message, param="tools", code="unsupported_parameter")
     grammar = _grammar(offered, choice, parallel is not False, answer, info)
-    is_free = choice.mode == "auto" and answer is None  # its grammar, if any, is about calls within text
     plan = replace(
-        _thinking(info, is_bound=grammar is not None and not is_free),
+        thoughts,
         tool_dialect=style.tool_dialect,
         tool_names=tuple(tool.name for tool in offered),
         max_calls=1 if parallel is False or choice.mode == "named" else None,
         named=choice.mode == "named",
     )
-    return plan, grammar
+    is_free = choice.mode == "auto" and answer is None  # its grammar, if any, is about calls within any text
+    return plan, grammar if is_free else _thinking(grammar, info)
 
 
-def _thinking(info: GeneratorInfo, *, is_bound: bool) -> AnswerPlan:
-    """Where a grammar binds the whole answer there is no room to think."""
-    thinks = info.answer_style.thinks and not is_bound
-    return AnswerPlan(thinks=thinks, think_opened=thinks and info.answer_style.think_opened)
+def _thinking(grammar: Grammar | None, info: GeneratorInfo) -> Grammar | None:
+    """The same for what comes after the reasoning, of a model that thinks."""
+    style = info.answer_style
+    if grammar is None or not style.thinks:
+        return grammar
+    return replace(grammar, thinking="opened" if style.think_opened else "may")
 
 
 def _grammar(

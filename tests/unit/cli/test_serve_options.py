@@ -24,6 +24,23 @@ def test_deterministic_mode_chooses_the_precision_it_needs(
     assert [value.dtype for value in seen if hasattr(value, "dtype")] == [dtype]
 
 
+@pytest.mark.parametrize(
+    ("flags", "parsers"),
+    [
+        ([], ("auto", "auto")),
+        (["--tool-call-parser", "llama3_json", "--reasoning-parser", "think"], ("llama3_json", "think")),
+        (["--tool-call-parser", "none", "--reasoning-parser", "none"], ("none", "none")),
+    ],
+)
+def test_parsers_have_vllms_names(flags: list[str], parsers: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(serve, "_run", lambda *args: seen.extend(args))
+    result = CliRunner().invoke(app, ["serve", "m", *flags])
+    assert result.exit_code == 0, result.output
+    told = [(v.tool_call_parser, v.reasoning_parser) for v in seen if hasattr(v, "tool_call_parser")]
+    assert told == [parsers]
+
+
 def test_a_second_tier_of_the_prefix_cache_needs_the_first(tmp_path: Path) -> None:
     for flags in (["--prefix-cache-dir", str(tmp_path)], ["--prefix-cache-memory-mib", "64"]):
         result = CliRunner().invoke(app, ["serve", "m", "--no-enable-prefix-caching", *flags])

@@ -110,3 +110,21 @@ def test_strict_calls_in_free_text(codec: Codec) -> None:
         assert not allows(codec, several, f"Well.\n{dialect.write([wrong])}")
     assert strict_calls(dialect, TOOLS, parallel=True) is None
     assert strict_calls(DIALECTS["llama3_json"], tools, parallel=True) is None
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_object"),
+        Grammar("json_schema", '{"type": "object", "additionalProperties": {"type": "null"}}'),
+        Grammar("regex", r"\{\}"),
+        Grammar("lark", 'start: "{" x\nx: "}"'),
+    ],
+)
+def test_reasoning_before_what_a_grammar_binds(codec: Codec, grammar: Grammar) -> None:
+    may, opened = replace(grammar, thinking="may"), replace(grammar, thinking="opened")
+    assert allows(codec, may, "{}") and allows(codec, may, "<think>\nI {} </thin 1 < 2.\n</think>\n\n{}")
+    assert not allows(codec, may, "I think.</think>{}") and not allows(codec, may, "<think>{}")
+    assert allows(codec, opened, "I {}.\n</think>\n\n{}") and allows(codec, opened, "<think>again</think>{}")
+    assert not allows(codec, opened, "{}") and not allows(codec, opened, "</think>ok")
+    assert not allows(codec, grammar, "<think></think>{}")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inferloop.backends.protocols import GeneratorInfo
+from inferloop.backends.scripted import ScriptedGenerator
 from inferloop.core.errors import RequestError
 from inferloop.engine.text.answer import AnswerStyle
 from inferloop.models.identity import ServingIdentity
@@ -119,13 +120,18 @@ def test_who_chose_decides_what_is_looked_for() -> None:
     assert parse(tools=tools, tool_choice="required", response_format={"type": "json_object"}) == required
 
 
-def test_nothing_is_thought_under_a_grammar() -> None:
+def test_a_grammar_binds_what_comes_after_the_reasoning() -> None:
     style = AnswerStyle("hermes", thinks=True, think_opened=True)
     info = GeneratorInfo("m", 1000, IDENTITY, 500, structured_output=True, answer_style=style)
     assert parse(info, tools=[NOW]).answer.think_opened
-    for fields in ({"tools": [NOW], "tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
-        plan = parse(info, **fields).answer
-        assert (plan.thinks, plan.think_opened) == (False, False)
+    for fields in (
+        {"tools": [NOW], "tool_choice": "required"},
+        {"tools": [NOW], "response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_object"}},
+    ):
+        call = parse(info, **fields)
+        assert call.answer.think_opened and call.sampling.grammar is not None
+        assert call.sampling.grammar.thinking == "opened"
 
 
 def test_strict_tools_bind_calls_but_not_text() -> None:
@@ -134,6 +140,7 @@ def test_strict_tools_bind_calls_but_not_text() -> None:
     call = parse(info, tools=[NOW, function(name="f", parameters=SCHEMA, strict=True)])
     assert call.sampling.grammar is not None and call.sampling.grammar.param == "tools[1].function.strict"
     assert call.answer.thinks and call.answer.tool_names == ("now", "f")
+    assert call.sampling.grammar.thinking == "no"  # there the reasoning is text like any other
 
 
 def assistant(*calls: tuple[str, str, str], content: str | None = None) -> dict[str, Any]:
@@ -178,3 +185,9 @@ def test_bad_histories_are_named(messages: list[Any], param: str) -> None:
     with pytest.raises(RequestError) as refused:
         parse(messages=messages)
     assert refused.value.param == param
+
+
+def test_how_answers_are_read_is_part_of_the_identity() -> None:
+    styles = (AnswerStyle("hermes"), AnswerStyle("pythonic"), AnswerStyle("hermes", thinks=True))
+    digests = {ScriptedGenerator(answer_style=style).describe()[0].identity.digest for style in styles}
+    assert len(digests) == 3

@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar
 from inferloop.engine.schedule.step import UInt32
+from inferloop.engine.text.reasoning import CLOSE, OPEN
 from inferloop.engine.text.tokenizer import Tokenizer
 
 MAX_CHARS = 65536
@@ -37,7 +38,7 @@ class GrammarCompiler:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._prepared: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str, str], _Compiled] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> GrammarMask:
         """Takes from a millisecond to a second; a copy, some microseconds, when it is known. Raises RequestError naming
@@ -47,7 +48,7 @@ class GrammarCompiler:
             raise RequestError(f"{grammar.param} is longer than {MAX_CHARS} characters", param=grammar.param)
         if not self._tokenizer.eos_token_ids:
             raise RequestError("this model has no end token, which a bounded answer needs", param=grammar.param)
-        key = (grammar.kind, grammar.text)
+        key = (grammar.kind, grammar.text, grammar.thinking)
         with self._lock:
             entry = self._compiled.setdefault(key, _Compiled())
             self._compiled.move_to_end(key)
@@ -64,7 +65,7 @@ class GrammarCompiler:
             raise
 
     def _build(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._vocabulary(), _source(grammar), log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self._vocabulary(), _after_thinking(_source(grammar), grammar), log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first state finds what is infinite or empty, and is the most work
         if matcher.is_error():
@@ -149,6 +150,17 @@ def _source(grammar: Grammar) -> str:
     return LLMatcher.grammar_from_json_schema(
         schema, overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE, "lenient": False}
     )
+
+
+def _after_thinking(source: str, grammar: Grammar) -> str:
+    """The same, behind free text up to the closing tag. Such text begins with the opening tag, unless the prompt ended
+    with that."""
+    if grammar.thinking == "no":
+        return source
+    head = "closed /\\s{0,4}/" if grammar.thinking == "opened" else f'(/\\s{{0,4}}/ "{OPEN}" closed /\\s{{0,4}}/)?'
+    top = f'start: {head} @answer\nclosed[lazy]: TEXT "{CLOSE}"\nTEXT: /(.|\\n)*/'
+    answer = {"lark_grammar": source} if grammar.kind == "lark" else json.loads(source)["grammars"][0]
+    return json.dumps({"grammars": [{"lark_grammar": top}, {**answer, "name": "answer"}]})
 
 
 def _check_schema(text: str, param: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-_OPEN, _CLOSE = "<think>", "</think>"
+OPEN, CLOSE = "<think>", "</think>"
 
 
 class ThinkParser:
@@ -59,9 +59,9 @@ class ThinkParser:
             self._gap.append(char)
             return
         self._held += char
-        if self._held == _OPEN:
+        if self._held == OPEN:
             self._state, self._held, self._gap = "thinking", "", []
-        elif not _OPEN.startswith(self._held):
+        elif not OPEN.startswith(self._held):
             gap, held, self._gap, self._held = self._gap, self._held, [], ""
             if self._opened:
                 self._state = "thinking"
@@ -73,13 +73,13 @@ class ThinkParser:
 
     def _think(self, char: str) -> None:
         self._held += char
-        while self._held and not _CLOSE.startswith(self._held):
+        while self._held and not CLOSE.startswith(self._held):
             first, self._held = self._held[0], self._held[1:]
             if first.isspace():
                 self._gap.append(first)
             else:
                 self._reason(first)
-        if self._held == _CLOSE:
+        if self._held == CLOSE:
             self._state, self._held, self._gap = "gap", "", []
 
     def _reason(self, text: str) -> None:
