@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from inferloop.core.request import Sampling
 from inferloop.engine.compute.echo import EchoRunner, continuation
@@ -72,11 +74,12 @@ def test_a_step_without_masks_has_no_column_and_one_with_them_leaves_others_free
     mask = CountingMask()
     s.add(spec("b", 3, mask))
     plan, _ = step(s, runner)
-    rows = plan.sampling.mask
-    assert rows is not None and rows.dtype == np.uint32 and rows.shape == (2, 4)
+    assert plan.sampling.mask is not None
+    rows = plan.sampling.mask.result()
+    assert rows.dtype == np.uint32 and rows.shape == (2, 4)
     assert rows.tolist() == [[ALL] * 4, [1, 0, 0, 0]]
     plan, _ = step(s, runner)
-    assert plan.sampling.mask is not None and plan.sampling.mask[1].tolist() == [2, 0, 0, 0]
+    assert plan.sampling.mask is not None and plan.sampling.mask.result()[1].tolist() == [2, 0, 0, 0]
 
 
 def test_no_mask_is_computed_for_a_chunk_that_samples_nothing() -> None:
@@ -127,3 +130,39 @@ def test_a_mask_that_fails_ends_its_sequence_as_an_error_and_no_other() -> None:
         ends |= {u.request_id: u.finish_reason for u in step(s, runner)[1] if u.finish_reason}
     assert ends == {"a": "error", "b": "length"}
     assert s.num_blocks_used == 0
+
+
+def test_a_step_does_not_wait_for_its_masks_but_what_it_is_sampled_from_does() -> None:
+    """Planning, and all that a runner does before sampling, goes on while a mask is computed."""
+    gate = threading.Event()
+
+    class Slow(CountingMask):
+        def fill(self, row: UInt32) -> None:
+            assert gate.wait(10)
+            super().fill(row)
+
+        def accept(self, token_ids: list[int]) -> None:
+            assert self.num_fills == 1 + len(self.taken), "moved on before it was filled"
+            super().accept(token_ids)
+
+    s, runner = scheduler()
+    mask = Slow()
+    s.add(spec("a", 3, mask))
+    plan = s.schedule()
+    assert plan is not None and plan.sampling.mask is not None and not plan.sampling.mask.done()
+    runner.submit(plan)  # looks at no mask
+    result = runner.wait()
+    threading.Timer(0.05, gate.set).start()
+    s.commit(plan, result)
+    assert mask.num_fills == len(mask.taken) == 1
+
+
+def test_a_mask_that_breaks_ends_the_step() -> None:
+    class Broken(CountingMask):
+        def fill(self, row: UInt32) -> None:
+            raise RuntimeError("out of order")
+
+    s, runner = scheduler()
+    s.add(spec("a", 3, Broken()))
+    with pytest.raises(RuntimeError, match="out of order"):
+        step(s, runner)

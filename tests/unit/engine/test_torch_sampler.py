@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -150,9 +151,21 @@ def test_bias_mask_and_penalties() -> None:
     assert ids.tolist() == [8, 8, 7, 8], "forbidden; counted twice; only in the prompt; repeated"
     assert processed[1, 7] == pytest.approx(3.0 - 0.1 - 2 * 0.3)
     assert processed[3, 7] == pytest.approx(2.0)
-    mask = np.zeros((4, 2), np.uint32)
-    mask[:, 1] = 1 << 5
-    assert draw(logits, plan_of(4, mask=mask)) == [37] * 4
+
+
+def test_a_mask_allows_its_own_rows_tokens_and_no_others() -> None:
+    rows = np.random.default_rng(8).integers(0, 2**32, (6, -(-VOCAB // 32)), dtype=np.uint32)
+    allowed = np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little", count=VOCAB).astype(bool)
+    logits = random_logits(6)
+    mask: Future[Any] = Future()
+    mask.set_result(rows)
+    plan = plan_of(6, mask=mask)
+    _, processed = sample(logits.clone(), plan, sample_rows(plan))
+    assert torch.equal(processed.isinf(), ~torch.from_numpy(allowed))
+    assert torch.equal(processed[torch.from_numpy(allowed)], logits[torch.from_numpy(allowed)])
+    rows[:] = 0
+    rows[:, 1] = 1 << 5
+    assert draw(logits, plan) == [37] * 6
 
 
 def test_drafts_are_sampled_at_their_own_positions_with_their_own_counts() -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 
 import numpy as np
 
 from inferloop.engine.schedule.sequence import Sequence
-from inferloop.engine.schedule.step import Int32, SamplingColumns, SparseRows, UInt32
+from inferloop.engine.schedule.step import SamplingColumns, SparseRows, UInt32
 
 _COLDEST = 1e-5
 """Below it a draw is greedy for all that fp32 can tell, and logit / temperature may overflow."""
 
 
-def sampling_columns(sequences: list[Sequence], vocab_size: int, sample_rows: Int32 | None = None) -> SamplingColumns:
-    """`sample_rows` as in the plan, None: every sequence is sampled. Masks are computed for those only."""
+def sampling_columns(sequences: list[Sequence], vocab_size: int, mask: Future[UInt32] | None = None) -> SamplingColumns:
     wanted = [s.spec.sampling for s in sequences]
     biases = [_bias_of(s) for s in sequences]
     penalized = any(s.seen_counts is not None for s in sequences)
@@ -30,22 +30,8 @@ def sampling_columns(sequences: list[Sequence], vocab_size: int, sample_rows: In
         presence=np.array([w.presence_penalty for w in wanted], np.float32) if penalized else None,
         frequency=np.array([w.frequency_penalty for w in wanted], np.float32) if penalized else None,
         repetition=np.array([w.repetition_penalty for w in wanted], np.float32) if penalized else None,
-        mask=_mask(sequences, vocab_size, sample_rows),
+        mask=mask,
     )
-
-
-def _mask(sequences: list[Sequence], vocab_size: int, sample_rows: Int32 | None) -> UInt32 | None:
-    masked = [
-        (row, s.spec.mask)
-        for row, s in enumerate(sequences)
-        if s.spec.mask is not None and (sample_rows is None or sample_rows[row] >= 0)
-    ]
-    if not masked:
-        return None
-    words = np.full((len(sequences), -(-vocab_size // 32)), 0xFFFF_FFFF, np.uint32)
-    for row, mask in masked:
-        mask.fill(words[row])
-    return words
 
 
 def _bias_of(sequence: Sequence) -> dict[int, float]:

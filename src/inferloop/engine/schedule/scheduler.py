@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.engine.schedule.blocks import BlockTables
 from inferloop.engine.schedule.build import build_plan
+from inferloop.engine.schedule.mask import MaskFiller
 from inferloop.engine.schedule.outline import Outline
 from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits, TimeLimit
 from inferloop.engine.schedule.pacer import Waiting
@@ -72,6 +73,7 @@ class Scheduler:
             share_prefixes=config.share_prefixes,
         )
         self._prefix = PrefixCache(config, self._tables, tier)
+        self._filler = MaskFiller()
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitQueue()
         self._running: list[Sequence] = []
@@ -183,7 +185,7 @@ class Scheduler:
             assert not self._sequences, "sequences are left but none can go on"
             return None
         self._num_steps += 1
-        plan = build_plan(self._num_steps, step.chunks, self._tables, self.config.vocab_size)
+        plan = build_plan(self._num_steps, step.chunks, self._tables, self.config.vocab_size, self._filler)
         plan = self._prefix.add_transfers(plan, step.chunks)
         self._in_flight = _InFlight(plan, [sequence for sequence, _ in step.chunks])
         return plan
@@ -195,6 +197,8 @@ class Scheduler:
         """
         flight, self._in_flight = self._in_flight, None
         assert flight is not None and flight.plan.step_id == plan.step_id == result.step_id, "not the plan in flight"
+        if plan.sampling.mask is not None:
+            plan.sampling.mask.result()  # also where the runner had no use for it: masks move on below
         self._prefix.commit(result.saved)
         updates = []
         for i, sequence in enumerate(flight.sequences):

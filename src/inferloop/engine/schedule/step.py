@@ -15,6 +15,7 @@ uses Philox-4x32-10 with key = seed, counter = (p, draw), see engine.compute.phi
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +49,9 @@ class SamplingColumns:
     num_logprobs -1: none wanted; k >= 0: the chosen token's and the k best. The optional columns are None when no
     sequence of the plan uses them, so that a runner may take its fast path:
     `bias` is added to the logits; `penalties` holds, per token id seen, its count in the output (value), prompt-only
-    ids with 0; `presence`, `frequency` and `repetition` are the factors that go with it; `mask` is a packed bitmask
-    of allowed tokens, uint32[n, ceil(vocab / 32)], bit j of word w allows token 32 * w + j.
+    ids with 0; `presence`, `frequency` and `repetition` are the factors that go with it; `mask` gives a packed
+    bitmask of allowed tokens, uint32[n, ceil(vocab / 32)], bit j of word w allows token 32 * w + j. It is computed
+    beside the step, so its result is best taken just before sampling.
     """
 
     temperature: Float32
@@ -63,7 +65,7 @@ class SamplingColumns:
     presence: Float32 | None = None
     frequency: Float32 | None = None
     repetition: Float32 | None = None
-    mask: UInt32 | None = None
+    mask: Future[UInt32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from inferloop.engine.compute.philox import GUMBEL_MAX, GUMBEL_MIN, gumbel_all
@@ -21,6 +22,10 @@ _DENSE_SHARE = 16
 """On CPU, when more than one in so many entries survive, the noise of the whole vocabulary is cheaper."""
 _TOP_P_FIRST = 1024
 """How many of the largest logits are looked at before all are sorted to find where top-p cuts."""
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_FORBIDDEN = torch.from_numpy(np.where(_BITS == 1, np.float32(0), np.float32(-np.inf)))
+"""Row b: what is added to the logits of the eight tokens whose byte of the mask is b. Looking it up and adding takes a
+tenth of the time that filling in by a mask of booleans does on CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,9 @@ def _process(logits: Tensor, plan: StepPlan, rows: SampleRows) -> Tensor:
         for row in range(len(rows.owners)):
             _penalize(logits[row], plan, int(rows.owners[row]), int(rows.flat[row]), int(rows.num_accepted[row]))
     if columns.mask is not None:
-        words = columns.mask[rows.owners].view(np.uint8)
-        allowed = np.unpackbits(words, axis=1, bitorder="little", count=logits.shape[1]).astype(bool)
-        logits.masked_fill_(~torch.from_numpy(allowed).to(device), float("-inf"))
+        octets = torch.from_numpy(columns.mask.result()[rows.owners].view(np.uint8).astype(np.int32)).to(device)
+        forbidden = F.embedding(octets, _FORBIDDEN.to(device)).view(len(octets), -1)
+        logits += forbidden[:, : logits.shape[1]]
     return logits
 
 
