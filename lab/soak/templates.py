@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
 PREAMBLE = (
     "You are the friendly guide of a small museum of trains. You know everything about steam engines, signals, "
     "bridges and tunnels, and you answer in short sentences that children understand. "
@@ -83,4 +84,8 @@ TEMPLATES = (
     _response("response in JSON", "Name a train.", seed=6, temperature=0.7,
               text={"format": {"type": "json_schema", "name": "train", "schema": SCHEMA}}),
     _completion("completion log-probabilities", "The capital of France is", logprobs=2, max_tokens=10),
+    Template("embeddings", EMBEDDINGS, {"input": [PREAMBLE, PREAMBLE * 2, "A train.", "A bridge."] * 2},
+             can_stream=False),
+    Template("coded embedding", EMBEDDINGS, {"input": PREAMBLE + "Three.", "encoding_format": "base64"},
+             can_stream=False),
 )  # fmt: skip
