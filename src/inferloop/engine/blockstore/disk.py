@@ -45,9 +45,10 @@ class BlockDisk:
         self._max_bytes, self._max_queued_bytes = max_bytes, max_queued_bytes
         self._changed = threading.Condition()
         # Guarded by _changed.
-        self._queue: deque[tuple[bytes, BlockData | None]] = deque()
-        """Blocks to write; without content, to mark as used."""
-        self._queued_bytes = 0
+        self._queue: deque[bytes] = deque()
+        """What to write, or to mark as used."""
+        self._unwritten: dict[bytes, BlockData] = {}
+        self._unwritten_bytes = 0
         self._known: dict[bytes, float] = {}
         """What is on disk or will be, as far as this process knows, and when it last was marked as used (seconds)."""
         self._counts = DiskCounts()
@@ -78,21 +79,31 @@ class BlockDisk:
             if used_s is not None:
                 if now_s - used_s > _TOUCH_AGAIN_AFTER_S:
                     self._known[key] = now_s
-                    self._enqueue(key, None)
+                    self._queue.append(key)
+                    self._changed.notify_all()
                 return False
-            if self._queued_bytes >= self._max_queued_bytes or self._closing:
+            if self._unwritten_bytes >= self._max_queued_bytes or self._closing:
                 self._count(dropped_blocks=1)
                 return False
         return True
 
     def write(self, key: bytes, data: BlockData) -> None:
-        """Soon."""
+        """Soon. Until then it is read from here."""
         with self._changed:
+            if key in self._unwritten:
+                return
             self._known[key] = self._now_s()
-            self._enqueue(key, data)
+            self._queue.append(key)
+            self._unwritten[key] = data
+            self._unwritten_bytes += data.nbytes
+            self._changed.notify_all()
 
     def read(self, key: bytes, num_bytes: int) -> BlockData | None:
         """Now. None: not there, not readable, or not what it should be."""
+        with self._changed:
+            unwritten = self._unwritten.get(key)
+        if unwritten is not None:
+            return unwritten
         data = self._guard(lambda: self._folder.read(key, num_bytes))
         with self._changed:
             if data is None:
@@ -116,8 +127,8 @@ class BlockDisk:
                     self._changed.wait()
                 if not self._queue:
                     return
-                key, data = self._queue.popleft()
-                self._queued_bytes -= 0 if data is None else data.nbytes
+                key = self._queue.popleft()
+                data = self._unwritten.get(key)
             if data is None:
                 self._guard(lambda key=key: self._folder.touch(key))  # type: ignore[misc]
             else:
@@ -126,6 +137,7 @@ class BlockDisk:
     def _write(self, key: bytes, data: BlockData) -> None:
         num_bytes = self._guard(lambda: self._folder.write(key, data))
         with self._changed:
+            self._unwritten_bytes -= self._unwritten.pop(key).nbytes
             if num_bytes is None:
                 self._known.pop(key, None)
                 return
@@ -149,17 +161,10 @@ class BlockDisk:
 
     def _learn(self, entries: list[Entry], total: int) -> None:
         with self._changed:
-            queued = [key for key, data in self._queue if data is not None]
             before = self._known
             self._known = {entry.key: before.get(entry.key, float("-inf")) for entry in entries}
-            self._known.update((key, before[key]) for key in queued if key in before)
+            self._known.update((key, before[key]) for key in self._unwritten)
             self._count(num_bytes=total - self._counts.num_bytes)
-
-    def _enqueue(self, key: bytes, data: BlockData | None) -> None:
-        """Caller holds the lock."""
-        self._queue.append((key, data))
-        self._queued_bytes += 0 if data is None else data.nbytes
-        self._changed.notify_all()
 
     def _count(self, **changes: int) -> None:
         """Caller holds the lock."""

@@ -68,12 +68,9 @@ class BlockStore:
         self._loaded_bytes = self._saved_bytes = 0
 
     def load(self, keys: Sequence[bytes], *, wait: bool) -> tuple[BlockData, ...] | None:
-        found: tuple[BlockData, ...] | None
-        if self._reader is None or not self._reader.is_reading(keys):
-            found = self._in_memory(keys)
-            if self._reader is not None and len(found) < len(keys) and self._on_disk(keys[len(found)]):
-                found = self._reader.read(keys, wait=wait)
-        else:
+        reading = self._reader is not None and self._reader.is_reading(keys)
+        found = None if reading else self._in_memory(keys)
+        if self._reader is not None and (found is None or (len(found) < len(keys) and self._on_disk(keys[len(found)]))):
             found = self._reader.read(keys, wait=wait)
         self._loaded_bytes += 0 if found is None else len(found) * self._block_bytes
         return found
