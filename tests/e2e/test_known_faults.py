@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,74 @@ async def test_prompts_around_the_limit_are_answered_or_refused_at_once(
     else:
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert answer["error"]["param"] == ("prompt" if left <= 0 else "max_tokens")
+
+
+async def idle(client: HttpClient) -> dict[str, float]:
+    """Wait until nobody is here any more; the gauges and counters then."""
+    for _ in range(400):
+        progress = await client.get_json("/health/progress")
+        if progress["running"] == progress["waiting"] == progress["in_flight"] == 0:
+            break
+        await asyncio.sleep(0.02)
+    assert (progress["running"], progress["waiting"], progress["in_flight"]) == (0, 0, 0)
+    lines = (await (await client.request("GET", "/metrics")).read()).decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+async def test_whoever_ends_early_is_gone_with_all_choices_and_nobody_else_notices(client: HttpClient) -> None:
+    """By leaving, by a timeout, by cancelling; streamed and not; queued, prefilling in chunks, decoding."""
+    rng = random.Random(20)
+    steady = "The three longest rivers of Europe are"
+    alone, _ = await stream(client, steady, max_tokens=24)
+    before = await idle(client)
+
+    async def ender(i: int) -> None:
+        way = ("leave", "timeout", "cancel")[i % 3]
+        fields = {"prompt": f"{i} " + "word " * rng.choice((1, 60, 300)), "max_tokens": 100}
+        body = {"model": "m", "ignore_eos": True, "n": rng.choice((1, 4)), "stream": i % 2 == 0, **fields}
+        headers = {"x-request-id": f"ends-{i}"}
+        after_s = rng.uniform(0.02, 0.6)
+        if way == "timeout":
+            headers["x-request-timeout-ms"] = str(int(after_s * 1000))
+
+        async def ask() -> tuple[int, bytes]:
+            answer = await client.request(
+                "POST", COMPLETIONS, body=json.dumps(body).encode(), headers=headers.items(), timeout_s=120
+            )
+            return answer.status, await answer.read()
+
+        call = asyncio.create_task(ask())
+        if way == "timeout":
+            status, told = await call
+            assert (status == 408 or b'"code":"timeout"' in told) and b"[DONE]" not in told
+            return
+        await asyncio.sleep(after_s)
+        if way == "leave":
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            return
+        cancelled = await client.request("POST", f"/v1/requests/ends-{i}/cancel", body=b"")
+        assert (cancelled.status, (await cancelled.json())["num_cancelled"]) == (200, 1)
+        status, told = await call
+        assert (status == 499 or b'"code":"cancelled"' in told) and b"[DONE]" not in told
+
+    beside = asyncio.create_task(stream(client, steady, max_tokens=24))
+    await asyncio.gather(*(ender(i) for i in range(12)))
+    assert (await beside)[0] == alone
+    after = await idle(client)
+    for gauge in ("kv_usage_ratio", "queue_tokens", "requests_running", "requests_waiting"):
+        assert [value for name, value in after.items() if name.startswith(f"inferloop_{gauge}{{")] == [0.0], gauge
+    for why, num in (("disconnect", 4), ("timeout", 4), ("cancelled", 4)):
+        name = next(n for n in after if n.startswith("inferloop_requests_cut_short_total") and f'"{why}"' in n)
+        assert after[name] - before[name] == num
+
+    question = "remember this beginning " * 12
+    call = asyncio.create_task(post(client, COMPLETIONS, prompt=question, max_tokens=300, ignore_eos=True))
+    steps = after[next(name for name in after if name.startswith("inferloop_engine_steps_total"))]
+    while (await client.get_json("/health/progress"))["step_counter"] < steps + 6:  # noqa: ASYNC110  another side's state
+        await asyncio.sleep(0.005)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await idle(client)
+    usage = (await complete(client, question, max_tokens=1))["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 17
