@@ -153,10 +153,16 @@ class TextCodec(Protocol):
     """What a Generator with a real tokenizer offers beside generating: for /tokenize, /detokenize and render."""
 
     def render(
-        self, prompt: Prompt, *, add_generation_prompt: bool = True, add_special_tokens: bool = True
+        self,
+        prompt: Prompt,
+        *,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         """The ids of a prompt: as `generate` has them, or a conversation without what begins the answer, or a text
-        without the tokens that begin every text."""
+        without the tokens that begin every text. What is more than `max_tokens` however it is cut may be refused with a
+        ContextLengthError instead of being tokenized."""
         ...
 
     async def preview(self, request: GenerateRequest) -> Preview:

@@ -123,7 +123,12 @@ class ScriptedGenerator:
         return self._info, stats
 
     def render(
-        self, prompt: Prompt, *, add_generation_prompt: bool = True, add_special_tokens: bool = True
+        self,
+        prompt: Prompt,
+        *,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         """Texts have no special tokens here."""
         return bytecodec.render(prompt, add_generation_prompt=add_generation_prompt)

@@ -138,7 +138,8 @@ class Roster:
         self.num_output_tokens += len(update.token_ids)
         if update.finish_reason is not None:
             del self._members[update.request_id]
-            self._likely_output += 0.1 * (member.num_output_tokens - self._likely_output)
+            if member.max_tokens:  # of those that generate at all
+                self._likely_output += 0.1 * (member.num_output_tokens - self._likely_output)
         return TokenUpdate(
             request_id=update.request_id,
             token_ids=update.token_ids,

@@ -144,9 +144,9 @@ def _token_ids(codec: TextCodec, call: EmbedCall) -> list[tuple[int, ...]]:
     found, num_tokens = [], 0
     for prompt, field in zip(call.prompts, call.fields, strict=True):
         try:
-            ids = codec.render(prompt)
+            ids = codec.render(prompt, max_tokens=call.max_tokens)
         except RequestError as error:
-            raise RequestError(error.message, param=field, code=error.code) from None
+            raise RequestError(f"{field}: {error.message}", param=field, code=error.code) from None
         if len(ids) > call.max_tokens:
             message = f"{field} has {len(ids)} tokens, at most {call.max_tokens} fit"
             raise ContextLengthError(message, param=field)

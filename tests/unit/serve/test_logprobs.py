@@ -9,6 +9,7 @@ from inferloop.backends.protocols import Delta
 from inferloop.core.request import Sampling
 from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.serve.chat import ChatEncoder
+from inferloop.serve.columns import LogprobColumns
 from inferloop.serve.completions import CompletionEncoder
 from inferloop.serve.replies import CachedTokens, Timings, Usage
 from inferloop.serve.sse import AnswerHead
@@ -48,3 +49,14 @@ def test_the_chosen_token_is_among_the_top_and_likelier_namesakes_win() -> None:
     assert answer(CompletionEncoder, unlikely)["top_logprobs"] == [{" b": -7.0, "a": -0.1}]
     assert answer(CompletionEncoder)["top_logprobs"][1] == {"\ufffd": -0.3}
     assert answer(CompletionEncoder)["text_offset"] == [0, 1, 1], "where its character is"
+
+
+def test_offsets_of_a_prompt_count_from_its_end() -> None:
+    """What a tokenizer puts before a text (a beginning-of-text token, a blank) is not in the text."""
+    columns = LogprobColumns((b"<s>", b" a", b"b", "é".encode()[:1], "é".encode()[1:]).__getitem__, 0)
+    score = TokenLogprob(-1.0, (), rank=2)
+    told = columns.prompt("abé", (0, 1, 2, 3, 4), (score,) * 4)
+    assert told.tokens == ["<s>", " a", "b", "\ufffd", "\ufffd"]
+    assert told.text_offset == [0, 0, 1, 2, 2]
+    assert told.token_logprobs == [None, -1.0, -1.0, -1.0, -1.0]
+    assert columns.output((2, 1), (score,) * 2).text_offset == [3, 4]
