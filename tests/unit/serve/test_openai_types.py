@@ -16,11 +16,13 @@ from pydantic import BaseModel, TypeAdapter
 from inferloop.backends.http import HttpClient
 from inferloop.backends.protocols import Delta, GeneratorInfo
 from inferloop.backends.scripted import Script, ScriptedGenerator
+from inferloop.core.errors import EngineError, InferloopError, RequestError
 from inferloop.engine.text.answer import AnswerStyle
 from inferloop.models.identity import ServingIdentity
 from inferloop.records.sink import DropSink
 from inferloop.serve.app import build_app
 from inferloop.serve.config import ServeConfig
+from inferloop.serve.errors import cut_short
 from inferloop.serve.replies import CachedTokens, Timings, Usage
 from inferloop.serve.responses.encode import ResponseEncoder
 from inferloop.serve.responses.wire import parse_response
@@ -158,6 +160,29 @@ def test_what_a_response_repeats_is_known_to_the_package_too(asked: dict[str, An
         else:
             encoder.collect(0, delta)
             check(Response, encoder.body(["stop"], usage, Timings(num_tokens=1)))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "type_", "param"),
+    [
+        (RequestError("no", param="text.format"), "invalid_prompt", "invalid_request_error", "text.format"),
+        (EngineError("no"), "server_error", "server_error", None),
+        (cut_short("cancelled"), "server_error", "request_ended_error", None),
+        (ValueError("secret"), "server_error", "server_error", None),
+    ],
+)
+def test_what_broke_a_response_is_told(error: InferloopError, code: str, type_: str, param: str | None) -> None:
+    identity = ServingIdentity("m", "w", "p", "e", "1", "t", "c")
+    call = parse_response(b'{"model":"m","input":"hi","stream":true}', GeneratorInfo("m", 1000, identity, 500))
+    encoder = ResponseEncoder(AnswerHead("resp_1", 0, "m", call, False, lambda _: b""))
+    encoder.opening(Delta("a", (1,), 0))
+    encoder.chunk(0, Delta("a", (1,), 0))
+    kind, _, data = encoder.broken(error).decode().partition("\ndata: ")
+    check(ResponseStreamEvent, data)
+    told = json.loads(data)["response"]
+    assert (kind, told["status"], told["output"][0]["status"]) == ("event: response.failed", "failed", "incomplete")
+    assert (told["error"]["code"], told["error"]["type"], told["error"]["param"]) == (code, type_, param)
+    assert "secret" not in data
 
 
 async def test_models(client: HttpClient) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from inferloop.backends.protocols import Delta
+from inferloop.core.errors import RequestError
 from inferloop.engine.text.answer import AnswerParts, AnswerReader
 from inferloop.serve.errors import error_object
 from inferloop.serve.replies import Finish, Timings, Usage
@@ -67,9 +68,13 @@ class ResponseEncoder:
 
     def broken(self, error: BaseException) -> bytes:
         told = msgspec.json.decode(error_object(error))["error"]
-        ours = told["type"] == "server_error"
         response = self._response("failed", self._output.so_far())
-        response.error = ResponseError(code="server_error" if ours else "invalid_prompt", message=told["message"])
+        response.error = ResponseError(
+            code="invalid_prompt" if isinstance(error, RequestError) else "server_error",
+            message=told["message"],
+            param=told["param"],
+            type=told["type"],
+        )
         return self._sent([("response.failed", {"response": response})])
 
     def collect(self, index: int, delta: Delta) -> None:

@@ -81,10 +81,13 @@ class IncompleteDetails(Struct, kw_only=True):
 
 
 class ResponseError(Struct, kw_only=True):
-    """Of an answer that failed after its stream had begun; before that it is an error object with its own status."""
+    """Of an answer that failed after its stream had begun; before that it is an error object with its own status.
+    `type` tells more than OpenAI's `code` has words for."""
 
     code: Literal["server_error", "invalid_prompt"]
     message: str
+    param: str | None
+    type: str
 
 
 class ResponseText(Struct, kw_only=True):
