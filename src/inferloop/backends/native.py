@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from inferloop.backends.assemble import Assembler, IncrementalDecoder
+from inferloop.backends.assemble import IncrementalDecoder
+from inferloop.backends.native_answer import Answer, Inbox
 from inferloop.backends.protocols import (
     Delta,
     Embedding,
@@ -99,7 +99,7 @@ class NativeGenerator:
         self._store = store
         self._engine = Engine(runner, config, self._clock, self._on_updates, store)
         self._numbers = itertools.count()
-        self._inboxes: dict[str, _Inbox] = {}
+        self._inboxes: dict[str, Inbox] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         size = runner.info.hidden_size
         self._info = GeneratorInfo(
@@ -163,7 +163,7 @@ class NativeGenerator:
         self._engine.check_open(request.priority)
         prompt_ids = await self._encode(request.prompt)
         mask = await self._compile(request.sampling.grammar)
-        answer = _Answer(self._codec, request, prompt_ids, self._clock)
+        answer = Answer(self._codec.detokenizer(prompt_ids), request, prompt_ids, self._clock)
         with self._asking(request.request_id) as (engine_id, inbox):
             self._submit(request, engine_id, prompt_ids, mask)
             while True:
@@ -208,11 +208,11 @@ class NativeGenerator:
         return Embedding(_unit(update.pooled), update.t_ns, times)
 
     @contextlib.contextmanager
-    def _asking(self, request_id: str) -> Iterator[tuple[str, _Inbox]]:
+    def _asking(self, request_id: str) -> Iterator[tuple[str, Inbox]]:
         """The engine's id of one request and its updates; it does not outlive the block."""
         # A caller's request id may repeat; the engine's must not.
         engine_id = f"{request_id}/{next(self._numbers)}"
-        inbox = self._inboxes[engine_id] = _Inbox()
+        inbox = self._inboxes[engine_id] = Inbox()
         try:
             yield engine_id, inbox
         finally:
@@ -300,82 +300,3 @@ def _too_late(retry_after_s: float) -> OverloadedError:
 def _too_complex(grammar: Grammar | None) -> RequestError:
     param = None if grammar is None else grammar.param
     return RequestError(f"{param} became too complex to follow in the course of the answer", param=param)
-
-
-class _Inbox:
-    """Updates of one request that its consumer has not taken yet. `ended`: the engine has let go of the request."""
-
-    def __init__(self) -> None:
-        self._updates: deque[TokenUpdate] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self.ended = False
-
-    def put(self, update: TokenUpdate) -> None:
-        self._updates.append(update)
-        self.ended = self.ended or update.finish_reason is not None
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def get(self) -> TokenUpdate:
-        while not self._updates:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._updates.popleft()
-
-
-class _Answer:
-    """One request's text and stamps."""
-
-    def __init__(self, codec: NativeCodec, request: GenerateRequest, prompt_ids: tuple[int, ...], clock: Clock) -> None:
-        self._request, self._prompt_ids, self._clock = request, prompt_ids, clock
-        self._assembler = Assembler(codec.detokenizer(prompt_ids), request.sampling)
-        self._t_tokenized_ns = clock.now_ns()
-        self._t_first_ns: int | None = None
-        self._t_last_ns: int | None = None
-        self._detokenize_ns = 0
-        self._told_prompt = False
-
-    def delta(self, update: TokenUpdate) -> Delta:
-        """Raises EngineError when the engine gave the request up."""
-        finish = update.finish_reason
-        if finish == "abort" or finish == "error" or finish == "shed":
-            raise EngineError("the engine stopped before this request was complete")
-        if update.token_ids:
-            self._t_first_ns = self._t_first_ns or update.t_ns
-            self._t_last_ns = update.t_ns
-        start_ns = self._clock.now_ns()
-        wants_logprobs = self._request.sampling.num_logprobs is not None
-        logprobs = update.logprobs if wants_logprobs else None
-        piece = self._assembler.push(update.token_ids, logprobs, hide_last=finish == "stop")
-        text, stop = piece.text, piece.stop
-        if stop is None and finish is not None:
-            rest, stop = self._assembler.flush()
-            text += rest
-        self._detokenize_ns += self._clock.now_ns() - start_ns
-        if stop is not None:
-            finish = "stop"
-        is_first, self._told_prompt = not self._told_prompt, True
-        return Delta(
-            text=text,
-            token_ids=piece.token_ids,
-            t_ns=update.t_ns,
-            logprobs=piece.logprobs,
-            prompt_token_ids=self._prompt_ids if is_first else None,
-            prompt_logprobs=update.prompt_logprobs,
-            num_cached_tokens=update.num_cached_tokens,
-            finish_reason=finish,
-            stop_reason=stop if stop is not None else update.stop_reason,
-            times=self._times(update) if is_first or finish is not None else None,
-        )
-
-    def _times(self, update: TokenUpdate) -> StageTimes:
-        return StageTimes(
-            t_engine_in_ns=self._request.t_engine_in_ns,
-            t_tokenized_ns=self._t_tokenized_ns,
-            t_scheduled_ns=update.t_scheduled_ns,
-            t_first_token_ns=self._t_first_ns,
-            t_last_token_ns=self._t_last_ns,
-            detokenize_ns=self._detokenize_ns,
-            preempted_ns=update.preempted_ns,
-            num_preemptions=update.num_preemptions,
-        )

@@ -22,8 +22,8 @@ CAPABILITIES: dict[str, Support] = {
     "cached_tokens": "yes",
     "timings": "yes",
     "drain": "yes",
-    "tools": "no",
-    "json_schema": "no",
+    "tools": "yes",
+    "json_schema": "yes",
     "images": "no",
 }
 
