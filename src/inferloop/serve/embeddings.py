@@ -168,8 +168,9 @@ async def _embed_all(attempt: Attempt, embedder: Embedder, requests: Sequence[Em
                 running[asyncio.create_task(embedder.embed(requests[index]))] = index
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             ended = [(running.pop(task), task) for task in done]
-            for index, task in ended:
-                if isinstance(task.exception(), OverloadedError):
+            errors = [task.exception() for _, task in ended]  # each is looked at, also when an earlier one is raised
+            for (index, task), error in zip(ended, errors, strict=True):
+                if isinstance(error, OverloadedError):
                     left.appendleft(index)
                     continue
                 embedding = found[index] = task.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -217,6 +218,22 @@ async def test_a_full_queue_is_told_and_nothing_stays_behind(native: Native) -> 
             await until(lambda: not generator.describe()[1].num_waiting + generator.describe()[1].num_running)
             assert await served.vectors(input=texts) == [truth(list(text.encode())) for text in texts]
             await http.close()
+
+
+async def test_all_that_fail_together_are_one_failure(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's end is the end of every input; none is left for asyncio to complain of."""
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+
+    def broken(_: object) -> StepResult:
+        raise RuntimeError("the device fell off the bus")
+
+    monkeypatch.setattr(EchoRunner, "wait", broken)
+    status, answer = await served.post(input=["one", "two", "three"])
+    assert (status, answer["error"]["code"]) == (500, "engine_error")
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
 
 
 async def test_a_backend_without_hidden_states_says_so(tmp_path: Path) -> None:
