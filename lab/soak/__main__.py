@@ -24,6 +24,7 @@ from lab.soak import server, verdict
 from lab.soak.actors import Actors
 from lab.soak.answers import Answer
 from lab.soak.client import Client
+from lab.soak.jobs import Jobs
 from lab.soak.ledger import Ledger
 from lab.soak.templates import COMPLETIONS, TEMPLATES, Template
 from lab.soak.verdict import Check
@@ -63,7 +64,8 @@ async def soak(folder: Path, minutes: float, seed: int, num_clients: int) -> dic
         workers = [
             Actors(client, truth, random.Random(f"{seed} {i}")).work(start_s + run_s) for i in range(num_clients)
         ]
-        await asyncio.gather(*workers)
+        jobs = Jobs(client, truth, random.Random(f"{seed} jobs"))
+        await asyncio.gather(*workers, jobs.work(start_s + run_s, last_within_s=300))
         sampler.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sampler

@@ -32,6 +32,8 @@ class Actors:
             (self.ask_for_the_impossible, 10),
             (self.be_unpredictable, 6),
             (self.look_around, 5),
+            (self.cancel, 5),
+            (self.be_impatient, 4),
         )
 
     async def work(self, until_s: float) -> None:
@@ -53,6 +55,38 @@ class Actors:
         if wrong := difference(answer, self._truth[template.name]):
             self._ledger.counts["answers equal to their solo run"] -= 1
             self._ledger.problem(f"{template.name}: not the solo answer: {wrong}")
+
+    async def cancel(self) -> None:
+        """Somebody else ends the request by its id: the client is told, unless its answer was complete already."""
+        template = self._rng.choice(TEMPLATES)
+        body = self._client.body(template, self._rng)
+        request_id = self._client.new_id()
+        asked = asyncio.create_task(self._client.ask(template.name, template.path, body, request_id=request_id))
+        await asyncio.sleep(self._rng.uniform(0, 2.0))
+        told = await self._client.http.request("POST", f"/v1/requests/{request_id}/cancel", body=b"", timeout_s=60)
+        await told.read()
+        if told.status not in (200, 404):
+            self._ledger.problem(f"cancelling {template.name}: status {told.status}")
+        reply = await asked
+        if reply is None:
+            return
+        if reply.status == 499 or b'"code":"cancelled"' in reply.body:
+            self._ledger.counts["cancelled from outside"] += 1
+        elif reply.status not in (200, 429, 503):
+            self._ledger.problem(f"cancelled {template.name}: status {reply.status}: {reply.body[:200]!r}")
+
+    async def be_impatient(self) -> None:
+        """A deadline that the request can hardly keep."""
+        template = self._rng.choice(TEMPLATES)
+        body = self._client.body(template, self._rng)
+        limit_ms = str(self._rng.randint(1, 1500))
+        reply = await self._client.ask(template.name, template.path, body, x_request_timeout_ms=limit_ms)
+        if reply is None:
+            return
+        if reply.status == 408 or b'"code":"timeout"' in reply.body:
+            self._ledger.counts["timed out"] += 1
+        elif reply.status not in (200, 429, 503):
+            self._ledger.problem(f"impatient {template.name}: status {reply.status}: {reply.body[:200]!r}")
 
     async def read_slowly(self) -> None:
         self._ledger.counts["slow readers"] += 1

@@ -49,22 +49,36 @@ class Client:
             body["priority"] = rng.choice((-10, -1, 1, 10))
         return body
 
-    async def open(self, what: str, path: str, body: bytes, **headers: str) -> tuple[Sent, Response]:
+    def new_id(self) -> str:
+        return f"soak-{next(self._numbers)}"
+
+    async def open(
+        self, what: str, path: str, body: bytes, *, request_id: str | None = None, **headers: str
+    ) -> tuple[Sent, Response]:
         """Send; returns with the headers. Raises HttpError."""
-        sent = Sent(f"soak-{next(self._numbers)}", what)
+        sent = Sent(request_id or self.new_id(), what)
         self.ledger.sent[sent.request_id] = sent
         named = [(name.replace("_", "-"), value) for name, value in headers.items()]
         response = await self.http.request("POST", path, body=body, headers=[("x-request-id", sent.request_id), *named])
         sent.status = response.status
         return sent, response
 
-    async def ask(self, what: str, path: str, body: Any, *, pause_s: float = 0.0, **headers: str) -> Reply | None:
+    async def ask(
+        self,
+        what: str,
+        path: str,
+        body: Any,
+        *,
+        pause_s: float = 0.0,
+        request_id: str | None = None,
+        **headers: str,
+    ) -> Reply | None:
         """A whole exchange; None (and a problem in the ledger) when it hung or broke. `pause_s`: how long the reader
         sleeps after the first piece, and after every tenth of it for as long again."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
             async with asyncio.timeout(DEADLINE_S + 2 * pause_s):
-                sent, response = await self.open(what, path, data, **headers)
+                sent, response = await self.open(what, path, data, request_id=request_id, **headers)
                 pieces = []
                 async for _, piece in response.pieces():
                     pieces.append(piece)

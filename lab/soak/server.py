@@ -17,13 +17,14 @@ from inferloop.fleet.act.process import ReplicaProcess
 MODEL = "smollm2-135m-instruct"
 OPTIONS: dict[str, Value] = {
     "deterministic": True,
-    "kv_memory_mib": 14,  # some 300 tokens: what runs together does not fit for long
+    "kv_memory_mib": 16,  # some 350 tokens: what runs together does not fit for long
     "context_length": 2048,
     "max_num_seqs": 8,
     "max_num_waiting": 18,
     "max_num_batched_tokens": 96,
     "enable_prefix_caching": True,
     "prefix_cache_disk_mib": 64,  # what gives way comes back from disk, where there is not room for everything either
+    "prefix_cache_memory_mib": 8,
     "threads": 1,
 }
 
@@ -36,7 +37,11 @@ class Sample:
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, options: dict[str, Value]) -> AsyncIterator[ReplicaProcess]:
-    files: dict[str, Value] = {"events": str(folder / "events.jsonl"), "prefix_cache_dir": str(folder / "prefix-cache")}
+    files: dict[str, Value] = {
+        "events": str(folder / "events.jsonl"),
+        "prefix_cache_dir": str(folder / "prefix-cache"),
+        "batch_dir": str(folder / "batches"),
+    }
     spec = launch_spec(MODEL, {**options, **files}, drain_timeout_s=20)
     process = await ReplicaProcess.start_ready(spec, log_path=folder / "server.log")
     try:

@@ -19,6 +19,20 @@ SCHEMA = {
 }
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"{what} of a train",
+            "parameters": {"type": "object", "properties": {"train": {"type": "integer"}}, "required": ["train"]},
+        },
+    }
+    for name, what in (("get_speed", "Speed"), ("get_length", "Length"))
+]
+ONE_TOOL = {"type": "function", "function": {"name": "get_length"}}
+
+
 @dataclass(frozen=True, slots=True)
 class Template:
     """A request without `model`, `stream` and what has no influence on the answer. `can_stream`, `takes_salt`: the
@@ -78,6 +92,11 @@ TEMPLATES = (
     _chat("prompt log-probabilities and ids", "What is coal?", prompt_logprobs=2, return_token_ids=True, max_tokens=12,
           can_stream=False),
     _completion("ids of two choices", PREAMBLE, n=2, seed=17, temperature=0.9, return_token_ids=True),
+    _chat("tools, freely", "How fast is train 7?", tools=TOOLS, max_tokens=48),
+    _chat("tools, required", "How fast is train 7?", tools=TOOLS, tool_choice="required", seed=9, temperature=0.8,
+          parallel_tool_calls=False, max_tokens=48),
+    _chat("tools, one by name", "How long is train 9?", tools=TOOLS, tool_choice=ONE_TOOL, max_tokens=32),
+    _chat("tools, none", "How long is train 9?", tools=TOOLS, tool_choice="none", max_tokens=16),
     _response("response", "Who built the first railway?"),
     _response("response with log-probabilities", "Is steam hot?", include=["message.output_text.logprobs"],
               top_logprobs=2, seed=2, temperature=0.6),

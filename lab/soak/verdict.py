@@ -56,7 +56,7 @@ def events(path: Path, ledger: Ledger) -> list[Check]:
         rows.setdefault(row["request_id"], []).append(row)
     begun = {sent.request_id for sent in ledger.sent.values() if sent.status is not None}
     missing = [name for name in begun if name not in rows]
-    double = [name for name, found in rows.items() if len(found) > 1]
+    double = [name for name in begun if len(rows.get(name, ())) > 1]
     wrong = [
         f"{name}: {rows[name][0]['status']} instead of {ledger.sent[name].status}"
         for name in begun & rows.keys()
