@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferloop.backends.protocols import GeneratorInfo
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar, Sampling
 from inferloop.engine.text.answer import AnswerStyle
 from inferloop.models.identity import ServingIdentity
-from inferloop.serve.responses.wire import ResponseCall, parse_response
+from inferloop.serve.responses.items import InputItem
+from inferloop.serve.responses.wire import ResponseCall, ResponsesRequest, parse_response
 from inferloop.serve.wire import parse_chat
 
 INFO = GeneratorInfo("m", 1000, ServingIdentity("m", "w", "p", "e", "1", "t", "c"), 500, structured_output=True)
@@ -303,3 +306,32 @@ def test_formats_beside_other_fields() -> None:
     assert refusal(text=json_object, ignore_eos=True).param == "ignore_eos"
     error = refusal(replace(INFO, structured_output=False), text=json_object)
     assert (error.param, error.code) == ("text.format", "unsupported_parameter")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+ITEMS = st.lists(
+    st.dictionaries(
+        st.sampled_from(InputItem.__struct_fields__),
+        st.sampled_from(
+            ["message", "reasoning", "function_call", "function_call_output", "user", "assistant", "f", "{}"]
+        )
+        | JSON,
+        max_size=5,
+    ),
+    max_size=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*ResponsesRequest.__struct_fields__, "other"]), JSON, max_size=4), ITEMS)
+def test_no_value_does_anything_but_pass_or_be_refused(fields: dict[str, Any], items: list[dict[str, Any]]) -> None:
+    for asked in (fields, {"input": items}):
+        try:
+            call = parse(TOOLED, **asked)
+        except RequestError as error:
+            assert error.message
+        else:
+            assert all(isinstance(message["content"], str) for message in call.prompts[0].messages or ())
