@@ -44,8 +44,10 @@ class Hesitant:
     def load(self, keys: Seq[bytes], *, wait: bool) -> tuple[BlockData, ...] | None:
         if not wait and self._rng.random() < 0.5:
             return None
-        end = next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
-        return tuple(self.blocks[key] for key in keys[:end])
+        return tuple(self.blocks[key] for key in keys[: self.num_held(keys)])
+
+    def num_held(self, keys: Seq[bytes]) -> int:
+        return next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
 
     def wants(self, key: bytes) -> bool:
         return key not in self.blocks

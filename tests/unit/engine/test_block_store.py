@@ -86,6 +86,8 @@ def test_the_longest_run_from_the_first_block_on_comes_back(config: dict[str, ob
     if config.get("folder", ...) is ...:
         store._disk.close()  # type: ignore[union-attr]  # everything is written
     assert load(store, 0, 1, 2, 3, 4) == content(0, 1, 2)
+    assert store.num_held([key(n) for n in range(5)]) == 3
+    assert store.num_held([key(3), key(4)]) == 0
     assert load(store, 3, 4) == []
     assert load(store, 4) == content(4)
     assert store.stats().loaded_bytes == 4 * SIZE
@@ -340,6 +342,32 @@ def test_a_disk_that_is_behind_drops_blocks_and_holds_up_nobody(
     gate.set()
     store.close()
     assert load(open_store(), *saved) == content(*saved)
+
+
+def test_a_block_that_is_missed_and_saved_again_at_the_same_time_stays_known(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    reading, saved, checked = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(BlockFolder, "holds", lambda *_: True)
+
+    def miss(*_: object) -> None:
+        reading.set()
+        assert saved.wait(30)
+
+    read, write = BlockFolder.read, BlockFolder.write
+    monkeypatch.setattr(BlockFolder, "read", miss)
+    monkeypatch.setattr(BlockFolder, "write", lambda *args: checked.wait(30) and write(*args))
+    assert store.load([key(0)], wait=False) is None
+    assert reading.wait(30)
+    store.save(key(0), data(0))
+    saved.set()
+    assert load(store, 0) == []
+    assert not store.wants(key(0)), "it is about to be written"
+    checked.set()
+    store.close()
+    monkeypatch.setattr(BlockFolder, "read", read)
+    assert load(open_store(), 0) == content(0)
 
 
 def test_a_disk_that_hangs_is_waited_for_no_longer_than_the_patience() -> None:

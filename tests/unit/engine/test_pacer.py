@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ from inferloop.engine.schedule.pacer import (
     late_ones,
     num_decoding,
 )
-from inferloop.engine.schedule.step import StepPlan
+from inferloop.engine.schedule.step import BlockLoads, StepPlan
 
 TIME = StepTime(fixed_ms=10.0, per_decode_ms=1.0, per_prefill_ms=0.5)
 
@@ -66,6 +68,9 @@ def test_decoding_rows_are_told_from_chunks() -> None:
     before = paced.time
     paced.observe(plan([1, 30], [0, 0]), 0.0)
     assert paced.time == before, "a stopped clock teaches nothing"
+    loading = replace(plan([1, 1], [0, 0]), loads=BlockLoads((np.array([3], np.int32),), (np.zeros(8, np.uint8),)))
+    paced.observe(loading, 900.0)
+    assert paced.time == before, "nor does a slow disk"
     for _ in range(100):
         paced.observe(plan([1, 30], [0, 0]), 500.0)
     assert paced.time.predict(30, 1) == pytest.approx(500.0, rel=0.05)

@@ -42,8 +42,10 @@ class Shelf:
         if not wait and self.num_calls_left:
             self.num_calls_left -= 1
             return None
-        end = next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
-        return tuple(self.blocks[key] for key in keys[:end])
+        return tuple(self.blocks[key] for key in keys[: self.num_held(keys)])
+
+    def num_held(self, keys: Seq[bytes]) -> int:
+        return next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
 
     def wants(self, key: bytes) -> bool:
         return key not in self.blocks
@@ -257,6 +259,20 @@ def test_background_work_is_not_put_back_for_blocks_that_are_on_their_way() -> N
     assert second.num_cached["b"] == 20
     assert second.scheduler.num_preemptions == 0
     assert second.answers["background"] == continuation(tuple(range(30, 40)), 12, VOCAB)
+
+
+def test_who_waits_is_not_given_up_for_what_the_tier_has() -> None:
+    """What would have to be computed decides who can no longer be in time."""
+    shelf = Shelf()
+    first = Rig(shelf)
+    first.add("a")
+    assert first.scheduler.num_uncached("a") == 21
+    first.run()
+    second = Rig(shelf)
+    second.add("b")
+    second.add("salted", namespace=("salt", "x"))
+    assert (second.scheduler.num_uncached("b"), second.scheduler.num_uncached("salted")) == (1, 21)
+    assert shelf.waits == [True], "nothing was loaded to find out"
 
 
 def test_an_abort_while_blocks_are_on_their_way_leaves_nothing_behind() -> None:

@@ -64,12 +64,14 @@ class BlockDisk:
         with self._changed:
             return self._counts
 
+    def knows(self, key: bytes) -> bool:
+        """Whether the block is there, as far as this process knows."""
+        with self._changed:
+            return key in self._known
+
     def holds(self, key: bytes) -> bool:
         """Whether the block seems to be there: known, or written by somebody else meanwhile."""
-        with self._changed:
-            if key in self._known:
-                return True
-        return bool(self._guard(lambda: self._folder.holds(key)))
+        return self.knows(key) or bool(self._guard(lambda: self._folder.holds(key)))
 
     def wants(self, key: bytes) -> bool:
         """False: it is there, and marked as used; or the disk is behind, which is counted."""
@@ -106,10 +108,10 @@ class BlockDisk:
             return unwritten
         data = self._guard(lambda: self._folder.read(key, num_bytes))
         with self._changed:
-            if data is None:
-                self._known.pop(key, None)
-            else:
+            if data is not None:
                 self._known[key] = self._now_s()
+            elif key not in self._unwritten:  # it may have been saved again since
+                self._known.pop(key, None)
         return data
 
     def close(self) -> None:

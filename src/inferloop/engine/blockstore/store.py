@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +75,12 @@ class BlockStore:
             found = self._reader.read(keys, wait=wait)
         self._loaded_bytes += 0 if found is None else len(found) * self._block_bytes
         return found
+
+    def num_held(self, keys: Sequence[bytes]) -> int:
+        disk = self._disk
+        with self._lock:
+            held = (key in self._memory or (disk is not None and disk.knows(key)) for key in keys)
+            return sum(itertools.takewhile(bool, held))
 
     def wants(self, key: bytes) -> bool:
         with self._lock:

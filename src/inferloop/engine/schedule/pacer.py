@@ -54,8 +54,8 @@ class Pacer:
         )
 
     def observe(self, plan: StepPlan, ms: float) -> None:
-        """Learn from a step. Stopped clocks teach nothing."""
-        if ms > 0:
+        """Learn from a step. Stopped clocks teach nothing, nor does a step that waited for blocks from elsewhere."""
+        if ms > 0 and plan.loads is None:
             num_decodes = num_decoding(plan)
             self._fit.observe(plan.num_tokens - num_decodes, num_decodes, ms)
             self.time = self._fit.time

@@ -41,6 +41,12 @@ class PrefixCache:
         """What of a sequence lies in blocks already."""
         return self._tables.find(sequence.spec.namespace, sequence.token_ids, sequence.num_reusable)
 
+    def num_uncached(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence are in neither tier, as far as that can be told at once."""
+        match = self.find(sequence)
+        num_held = 0 if self._tier is None else self._tier.num_held(match, sequence)
+        return sequence.num_known - (len(match.nodes) + num_held) * self._block_size
+
     def complete(self, match: Match, sequence: Sequence, *, wait: bool) -> Match | None:
         """The match with what follows it elsewhere. None: that is on its way, so ask again with the next step; never
         with `wait`, for when there is nothing to do meanwhile."""

@@ -123,8 +123,7 @@ class Scheduler:
 
     def num_uncached(self, request_id: str) -> int:
         """How many tokens of one that waits would have to be computed if it were let in now."""
-        sequence = self._sequences[request_id]
-        return sequence.num_known - len(self._prefix.find(sequence).nodes) * self.config.block_size
+        return self._prefix.num_uncached(self._sequences[request_id])
 
     def add(self, spec: SequenceSpec) -> None:
         """Queue a sequence.

@@ -42,6 +42,10 @@ class BlockTier(Protocol):
         """
         ...
 
+    def num_held(self, keys: Seq[bytes]) -> int:
+        """How many blocks `load` would find, as far as is known without looking."""
+        ...
+
     def wants(self, key: bytes) -> bool:
         """Whether the block should be saved. False marks one that is there as used, too."""
         ...
@@ -72,13 +76,15 @@ class TierTraffic:
 
     def extend(self, match: Match, sequence: Sequence, *, wait: bool) -> Match | None:
         """The match with the full blocks that follow it. None: they are on their way; see BlockTier.load."""
-        start, end = len(match.nodes), sequence.num_reusable // self._block_size
-        if start >= end:
-            return match
-        found = self._tier.load(self._keys(sequence, end)[start:end], wait=wait)
+        keys = self._keys_after(match, sequence)
+        found = self._tier.load(keys, wait=wait) if keys else ()
         if found is None:
             return None
         return replace(match, loads=found, partial=None, num_partial=0) if found else match
+
+    def num_held(self, match: Match, sequence: Sequence) -> int:
+        """How many full blocks after the match seem to be there."""
+        return self._tier.num_held(self._keys_after(match, sequence))
 
     def start(self, sequence: Sequence, match: Match, tables: BlockTables) -> None:
         """The sequence begins with `match` in its slot, and has all its blocks."""
@@ -116,6 +122,11 @@ class TierTraffic:
         for key, data in zip(self._saving, saved, strict=True):
             self._tier.save(key, data)
         self._saving.clear()
+
+    def _keys_after(self, match: Match, sequence: Sequence) -> list[bytes]:
+        """The keys of the blocks after the match that need not be computed if they are known."""
+        start, end = len(match.nodes), sequence.num_reusable // self._block_size
+        return self._keys(sequence, end)[start:end]
 
     def _keys(self, sequence: Sequence, num: int) -> list[bytes]:
         """The keys of at least the first `num` blocks of a sequence, which are full."""
