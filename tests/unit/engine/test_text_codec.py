@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,3 +136,27 @@ def test_the_embedded_vocabulary_has_a_digest_of_its_own_keys(embedded_model: Mo
     assert Codec(embedded_model).tokenizer.digest == Codec(embedded_model).tokenizer.digest
     assert Codec(embedded_model).tokenizer.digest != Codec(other).tokenizer.digest
     assert Codec(other).encode_text("x")[0] == 1, "and the changed key takes effect"
+
+
+def test_a_template_for_tools_serves_chats_that_offer_them_and_counts_in_the_digest(
+    tiny_directory: Callable[..., Path],
+) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    folder = tiny_directory(template=PRINTS_NONE)
+    alone = codec_of(folder)
+    listed = [{"name": "default", "template": PRINTS_NONE}]
+    listed += [{"name": "tool_use", "template": "{{ tools[0].function.name }}:" + PRINTS_NONE}]
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": listed}))
+    both = codec_of(folder)
+    assert both.chat_text(HI) == alone.chat_text(HI) == "hi</s>"
+    assert both.chat_text(HI, tools=tools) == "now:hi</s>"
+    assert both.template_digest != alone.template_digest
+
+
+def test_the_name_of_a_special_token_counts_in_the_digest(tiny_directory: Callable[..., Path]) -> None:
+    folder = tiny_directory(template=PRINTS_BOS)
+    before = codec_of(folder).tokenizer.digest
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<s>"}))
+    assert codec_of(folder).tokenizer.digest != before, "the template prints it"

@@ -108,13 +108,27 @@ def test_end_tokens_of_the_generation_config_count_too(tiny_directory: Write) ->
     assert read_header(folder).eos_token_ids == (257, 1, 2)
 
 
-def test_of_several_templates_the_default_one_is_used(tiny_directory: Write) -> None:
+def test_of_several_templates_the_default_one_and_that_for_tools_are_used(tiny_directory: Write) -> None:
     folder = tiny_directory()
     listed = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
-    assert read_header(folder).chat_template == "D"
+    header = read_header(folder)
+    assert (header.chat_template, header.tool_chat_template) == ("D", "T")
     (folder / "chat_template.jinja").write_text("J")
-    assert read_header(folder).chat_template == "J"
+    header = read_header(folder)
+    assert (header.chat_template, header.tool_chat_template) == ("J", None)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("JT")
+    header = read_header(folder)
+    assert (header.chat_template, header.tool_chat_template) == ("J", "JT")
+
+
+def test_templates_without_a_default_are_not_taken_for_it(tiny_directory: Write) -> None:
+    folder = tiny_directory()
+    listed = [{"name": "tool_use", "template": "T"}, {"name": "rag"}, "x"]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    header = read_header(folder)
+    assert (header.chat_template, header.tool_chat_template) == (None, "T")
 
 
 def test_weights_split_over_files_are_read_through_the_index(tiny_directory: Write) -> None:

@@ -38,18 +38,24 @@ class Codec:
         """The parsers are names as `inferloop serve` takes them; `auto` asks the template. Raises ModelFileError when
         the tokenizer or the template cannot be used."""
         self.tokenizer: Tokenizer = load_tokenizer(files)
-        source, dialect = files.header.chat_template, DIALECTS.get(tool_call_parser, HERMES)
-        self.template: ChatTemplate | None = None
-        if source is not None:
-            texts = self.tokenizer.special_texts
-            self.template = ChatTemplate(source, special_texts=texts, clock=clock, dialect=dialect)
-        self.answer_style = _answer_style(self.template, tool_call_parser, reasoning_parser)
+        dialect = DIALECTS.get(tool_call_parser, HERMES)
+
+        def template(source: str | None) -> ChatTemplate | None:
+            if source is None:
+                return None
+            return ChatTemplate(source, special_texts=self.tokenizer.special_texts, clock=clock, dialect=dialect)
+
+        self.template = template(files.header.chat_template)
+        self.tool_template = template(files.header.tool_chat_template) or self.template
+        """For chats that offer tools."""
+        self.answer_style = _answer_style(self.tool_template, tool_call_parser, reasoning_parser)
         self._grammars = GrammarCompiler(self.tokenizer, files.header.shape.vocab_size)
 
     @property
     def template_digest(self) -> str:
-        """sha256 hex of the template's source; of nothing when the model has none."""
-        return self.template.digest if self.template else digest_of(None)
+        """sha256 hex of the template's source, of both where there is one for tools, of nothing where there is none."""
+        digests = [template and template.digest for template in (self.template, self.tool_template)]
+        return digests[0] if digests[0] and digests[0] == digests[1] else digest_of(digests if any(digests) else None)
 
     def chat_text(
         self,
@@ -59,9 +65,10 @@ class Codec:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """A conversation as the template prints it. Raises RequestError naming `messages`."""
-        if self.template is None:
+        template = self.tool_template if tools else self.template
+        if template is None:
             raise RequestError("this model has no chat template; use /v1/completions", param="messages")
-        return self.template.render(messages, add_generation_prompt, tools=tools)
+        return template.render(messages, add_generation_prompt, tools=tools)
 
     def encode_chat(
         self,

@@ -37,7 +37,7 @@ class Tokenizer:
         self._plain: Inner | None = None
         self._plain_lock = threading.Lock()
         self.digest = digest
-        """sha256 hex of the vocabulary, merges and settings that the model's files hold."""
+        """sha256 hex of the vocabulary, merges, settings and names of special tokens that the model's files hold."""
         self.adds_bos = adds_bos
         """A text of this model starts with BOS."""
         self.bos_token_id, self.eos_token_ids = bos_token_id, eos_token_ids
@@ -121,7 +121,8 @@ def _from_directory(files: ModelFiles) -> Tokenizer:
     first = inner.encode("", add_special_tokens=True).ids[:1]
     bos = first[0] if first else files.header.bos_token_id
     texts = _special_texts(files.path / "tokenizer_config.json")
-    return _build(files, inner, hashlib.sha256(raw).hexdigest(), bool(first), bos, texts)
+    digest = hashlib.sha256(raw + json.dumps(sorted(texts.items())).encode())
+    return _build(files, inner, digest.hexdigest(), bool(first), bos, texts)
 
 
 def _special_texts(config: Path) -> dict[str, str]:

@@ -29,6 +29,7 @@ def read_directory(path: Path) -> ModelHeader:
             f"{path}: config.json says {shape.num_layers} layers, the files hold {len(tensors)} tensors"
         )
     check_tensors(path, shape, tensors)
+    templates = _chat_templates(path)
     return ModelHeader(
         shape=shape,
         rope=facts.rope,
@@ -37,7 +38,8 @@ def read_directory(path: Path) -> ModelHeader:
         stored_precision=stored_precision(tensors),
         bos_token_id=facts.bos_token_id,
         eos_token_ids=_eos(path, facts),
-        chat_template=_chat_template(path),
+        chat_template=templates.get("default"),
+        tool_chat_template=templates.get("tool_use"),
         name=path.name,
         sliding_window=facts.sliding_window,
         metadata=facts.raw,
@@ -92,21 +94,25 @@ def _eos(path: Path, facts: ConfigFacts) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _chat_template(path: Path) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's, else chat_template.json's; of several the default one."""
-    jinja = path / "chat_template.jinja"
-    if jinja.is_file():
-        try:
-            return jinja.read_text("utf-8")
-        except (OSError, ValueError) as problem:
-            raise ModelFileError(f"{jinja}: cannot be read: {problem}") from problem
+def _chat_templates(path: Path) -> dict[str, str]:
+    """Templates by name: chat_template.jinja and additional_chat_templates/*.jinja, else what tokenizer_config.json,
+    else what chat_template.json says. One without a name is the default."""
+    default, others = path / "chat_template.jinja", sorted(path.glob("additional_chat_templates/*.jinja"))
+    if default.is_file():
+        return {"default": _read_text(default), **{other.stem: _read_text(other) for other in others}}
     for name in ("tokenizer_config.json", "chat_template.json"):
         file = path / name
-        if not file.is_file():
-            continue
-        value = read_json_object(file).get("chat_template")
-        if isinstance(value, list):
-            value = next((t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), None)
+        value = read_json_object(file).get("chat_template") if file.is_file() else None
         if isinstance(value, str):
-            return value
-    return None
+            return {"default": value}
+        if isinstance(value, list):
+            named = [(t.get("name"), t.get("template")) for t in value if isinstance(t, dict)]
+            return {n: t for n, t in named if isinstance(n, str) and isinstance(t, str)}
+    return {}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, ValueError) as problem:
+        raise ModelFileError(f"{file}: cannot be read: {problem}") from problem

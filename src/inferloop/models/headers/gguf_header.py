@@ -67,6 +67,7 @@ def read_gguf(path: Path) -> ModelHeader:
         bos_token_id=general.token_id("tokenizer.ggml.bos_token_id"),
         eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
         chat_template=general.text("tokenizer.chat_template"),
+        tool_chat_template=general.text("tokenizer.chat_template.tool_use"),
         name=general.text("general.name"),
         license=general.text("general.license"),
         metadata=file.metadata,

@@ -71,6 +71,8 @@ class ModelHeader:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     chat_template: str | None
+    tool_chat_template: str | None = None
+    """Another one for chats that offer tools, where the model has one of its own for them."""
     name: str | None = None
     sliding_window: int | None = None
     license: str | None = None
