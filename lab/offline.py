@@ -1,9 +1,11 @@
 """How fast the engine is by itself: in this process, without HTTP and without a tokenizer.
 
     python lab/offline.py --batch 1 8 32 --rounds 5
+    python lab/offline.py --modes bf16 fp32 deterministic --batch 1 8
 
-Every round measures each batch size once, so that a slow minute of the machine hits all of them alike; the medians
-and the extremes over the rounds are printed. Prompts are random ids, different each time; generation ignores the end
+Every round measures each mode and batch size once, so that a slow minute of the machine hits all of them alike; the
+medians and the extremes over the rounds are printed, with several modes also the medians of each round's ratio to the
+first. Prompts are random ids, different each time; generation ignores the end
 token. Decode counts the tokens between the moment the last sequence got its first token and the end.
 """
 
@@ -14,7 +16,8 @@ import json
 import random
 import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from inferloop.core.clock import RealClock
 from inferloop.core.ids import TraceContext
@@ -25,6 +28,8 @@ from inferloop.engine.config import EngineConfig
 from inferloop.engine.loop import Engine
 from inferloop.engine.roster import TokenUpdate
 from inferloop.models.resolve import resolve
+
+MODES = {"bf16": ("bf16", False), "fp32": ("fp32", False), "deterministic": ("fp32", True)}
 
 
 class Bench:
@@ -73,8 +78,7 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--modes", nargs="+", default=["bf16"], choices=MODES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=128, help="prompt tokens of the decode runs")
@@ -85,22 +89,44 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
 
-    config = TorchConfig(dtype=options.dtype, num_threads=options.threads, deterministic=options.deterministic)
-    runner = TorchRunner.load(resolve(options.model), config)
-    bench = Bench(runner, EngineConfig(max_step_tokens=options.budget, max_sequences=max(options.batch)), seed=0)
-    samples: dict[str, list[float]] = {}
+    files = resolve(options.model)
+    engine = EngineConfig(max_step_tokens=options.budget, max_sequences=max(options.batch))
+    benches = {}
+    for mode in options.modes:
+        dtype, deterministic = MODES[mode]
+        config = TorchConfig(dtype=dtype, num_threads=options.threads, deterministic=deterministic)
+        benches[mode] = Bench(TorchRunner.load(files, config), engine, seed=0)
+    samples: dict[tuple[str, str], list[float]] = {}
     for round_number in range(-1, options.rounds):  # round -1 warms up
-        found = {f"prefill {n}": bench.prefill_tok_s(n) for n in options.prefill}
-        for batch in options.batch:
-            tok_s = bench.decode_tok_s(batch, options.prompt, options.output, options.temperature)
-            found[f"decode x{batch}"] = tok_s
-        if round_number >= 0:
-            for name, value in found.items():
-                samples.setdefault(name, []).append(value)
-    bench.engine.stop()
-    for name, values in samples.items():
-        print(f"{name:14} {statistics.median(values):8.1f} tok/s   [{min(values):.1f} .. {max(values):.1f}]")
-    print(json.dumps({name: round(statistics.median(values), 1) for name, values in samples.items()}))
+        for name, measure in measures(options).items():
+            for mode, bench in benches.items():
+                value = measure(bench)
+                if round_number >= 0:
+                    samples.setdefault((name, mode), []).append(value)
+    for bench in benches.values():
+        bench.engine.stop()
+    for (name, mode), values in samples.items():
+        ratios = [a / b for a, b in zip(values, samples[name, options.modes[0]], strict=True)]
+        ratio = f"   x{statistics.median(ratios):.2f}" if mode != options.modes[0] else ""
+        low, high = min(values), max(values)
+        print(f"{name:12} {mode:13} {statistics.median(values):8.1f} tok/s   [{low:.1f} .. {high:.1f}]{ratio}")
+    print(json.dumps({f"{name} {mode}": round(statistics.median(v), 1) for (name, mode), v in samples.items()}))
+
+
+def measures(options: argparse.Namespace) -> dict[str, Callable[[Bench], float]]:
+    """What a round measures of each mode, in tokens/s."""
+    found: dict[str, Callable[[Bench], float]] = {}
+    for num in options.prefill:
+        found[f"prefill {num}"] = partial(Bench.prefill_tok_s, num_prompt=num)
+    for batch in options.batch:
+        found[f"decode x{batch}"] = partial(
+            Bench.decode_tok_s,
+            batch=batch,
+            num_prompt=options.prompt,
+            num_output=options.output,
+            temperature=options.temperature,
+        )
+    return found
 
 
 if __name__ == "__main__":

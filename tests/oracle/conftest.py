@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,8 @@ from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec
 from inferloop.engine.text.tokenizer import load_tokenizer
 from inferloop.models.resolve import ModelFiles
+
+_log = logging.getLogger("oracle")
 
 NUM_NEW = 64
 GREEDY = Sampling(temperature=0.0, max_tokens=NUM_NEW)
@@ -53,6 +57,7 @@ class Options:
     """How an engine is put together for one run."""
 
     deterministic: bool = True
+    dtype: str = "fp32"
     max_step_tokens: int = 256
     max_sequences: int = 8
     num_blocks: int = 512
@@ -136,8 +141,11 @@ def generate(embedded_model: ModelFiles, weights: ModelWeights) -> Generate:
         preempted: list[int] | None = None,
         cached: dict[int, int] | None = None,
     ) -> list[list[int]]:
-        config = TorchConfig(dtype="fp32", deterministic=options.deterministic, num_blocks=options.num_blocks)
-        runner = TorchRunner(header, weights, config)
+        config = TorchConfig(dtype=options.dtype, deterministic=options.deterministic, num_blocks=options.num_blocks)
+        device = torch.device("cpu")
+        is_fp32 = options.dtype == "fp32"
+        loaded = weights if is_fp32 else load_weights(header, dtype=config.torch_dtype, device=device)
+        runner = TorchRunner(header, loaded, config)
         scheduler = Scheduler(
             ScheduleConfig(
                 vocab_size=runner.info.vocab_size,
@@ -172,3 +180,52 @@ def generate(embedded_model: ModelFiles, weights: ModelWeights) -> Generate:
 @pytest.fixture(scope="session")
 def options() -> type[Options]:
     return Options
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where an answer first leaves the expected one, and how near a tie that was by the reference's own logits."""
+
+    prompt: int
+    position: int
+    got: int | None
+    expected: int | None
+    margin: float
+    """By how much its best logit exceeds the runner-up."""
+    loss: float
+    """By how much it exceeds the lower of the two tokens' logits; infinite where one of the answers has ended."""
+
+    def __str__(self) -> str:
+        where = f"prompt {self.prompt}, answer token {self.position}: {self.got} instead of {self.expected}"
+        return f"{where}; top-2 margin {self.margin:.2e}, chosen {self.loss:.2e} below the best logit"
+
+
+def divergence(
+    twin: Any, prompt_number: int, prompt: tuple[int, ...], got: list[int], expected: list[int]
+) -> Divergence:
+    pairs = list(itertools.zip_longest(got, expected))
+    position = next(n for n, (ours, theirs) in enumerate(pairs) if ours != theirs)
+    with torch.inference_mode():
+        logits = twin(torch.tensor([[*prompt, *expected[:position]]])).logits[0, -1]
+    best, second = logits.topk(2).values.tolist()
+    lowest = min(float("-inf") if token is None else float(logits[token]) for token in pairs[position])
+    return Divergence(prompt_number, position, *pairs[position], best - second, best - lowest)
+
+
+@pytest.fixture(scope="session")
+def assert_same(twin: Any) -> Callable[..., None]:
+    """assert_same(prompts, got, expected, near_tie): the answers are equal, or leave the expected ones where the
+    reference itself all but hesitates, both tokens within `near_tie` of its best logit. All of those are logged."""
+
+    def check(
+        prompts: Sequence[tuple[int, ...]], got: Sequence[list[int]], expected: Sequence[list[int]], near_tie: float
+    ) -> None:
+        assert len(got) == len(expected) == len(prompts)
+        triples = enumerate(zip(prompts, got, expected, strict=True))
+        found = [divergence(twin, i, prompt, ours, theirs) for i, (prompt, ours, theirs) in triples if ours != theirs]
+        for one in found:
+            _log.warning("%s", one)
+        wrong = [str(one) for one in found if one.loss > near_tie]
+        assert not wrong, f"no near ties (within {near_tie}):\n" + "\n".join(wrong)
+
+    return check
