@@ -41,6 +41,16 @@ def test_ids_and_text_equal_theirs(twin: Twin, text: str) -> None:
     ids = ours.encode(text, allow_special=False)
     assert ids == theirs.encode(text)
     assert ours.decode(ids) == theirs.decode(ids) == text.replace("▁", " ")
+    assert ours.least_tokens(text) <= len(ids)
+
+
+def test_the_mark_for_a_space_written_in_a_text_counts_as_the_space_that_it_becomes(twin: Twin) -> None:
+    """Three bytes of the text, one of the token that it becomes a part of."""
+    ours, _ = twin
+    longest = max(ours.vocabulary.token_bytes, key=len)
+    text = longest.decode().replace(" ", "▁") * 50
+    assert ours.least_tokens(text) <= len(ours.encode(text, allow_special=False))
+    assert ours.least_tokens("▁" * 500) <= len(ours.encode("▁" * 500, allow_special=False))
 
 
 @given(parts=st.lists(st.one_of(TEXTS, st.sampled_from(["<s>", "</s>", "<end>", "<unk>"])), max_size=6))

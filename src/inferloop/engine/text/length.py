@@ -31,6 +31,7 @@ class LengthBound:
         """Lone surrogates, which are refused elsewhere, count as what they would take."""
         if not self.bytes_per_token:
             return 0
+        text = text.replace("▁", " ")  # to a SentencePiece vocabulary that is a space, one byte instead of three
         kept = text.encode("utf-8", "surrogatepass").translate(None, self._vanishing)
         return -(-len(kept) // self.bytes_per_token)
 
