@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from inferloop.core.errors import InferloopError, ModelFileError
 from inferloop.engine.text.codec import Codec
+from inferloop.engine.text.gguf_tokenizer import build_from_gguf
+from inferloop.engine.text.vocabulary import read_vocabulary
 from inferloop.models.headers.gguf import read_gguf_file
 from inferloop.models.resolve import resolve
 
@@ -66,3 +69,26 @@ def test_a_tokenizer_json_that_cannot_be_used_is_named(
     tokenizer_json(folder, change)
     with pytest.raises(ModelFileError, match="tiny"):
         Codec(resolve(str(folder)))
+
+
+@given(data=st.data())
+@RELAXED
+def test_damaged_sentence_pieces(data: st.DataObject) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    tokens += ["ab", "▁ab", "abab", "▁", "a", "b", "<x>", ""]
+    types: list[Any] = [2, 3, 3] + [6] * 256 + [1] * 6 + [4, 1]
+    scores: list[Any] = [-float(i) for i in range(len(tokens))]
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.one_of(st.integers(259, len(tokens) - 1), st.integers(0, 258)))
+        tokens[at] = data.draw(
+            st.sampled_from([tokens[at], "", "a", "▁▁", " ", "<s>", "\0", "b" * 2000, "<0x41>", "é"])
+        )
+        types[at] = data.draw(st.sampled_from([types[at], 0, 1, 2, 3, 4, 5, 6, -1, 10**9, 1.0]))
+        scores[at] = data.draw(st.sampled_from([scores[at], 0.0, math.nan, math.inf, -math.inf, 1e308, 3]))
+    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores}
+    keys["add_space_prefix"] = data.draw(st.booleans())
+    with contextlib.suppress(ModelFileError):
+        inner, _ = build_from_gguf({f"tokenizer.ggml.{k}": v for k, v in keys.items()}, Path("damaged.gguf"))
+        ids = inner.encode("ab <x> abab 世", add_special_tokens=False).ids
+        vocabulary = read_vocabulary(inner, 10_000)
+        vocabulary.bytes_of(ids).decode("utf-8", "replace")
