@@ -224,10 +224,11 @@ class Engine:
 
     def _shed(self, max_ttft_ms: float, limits: StepLimits, now_ms: int) -> None:
         """Give up who would get a first token too late to be of use."""
-        scheduler, num_queries = self._scheduler, self._scheduler.num_prefix_queries
+        scheduler, pacer = self._scheduler, self._pacer
+        num_queries = scheduler.num_prefix_queries
         late = late_ones(
             scheduler.waiting(),
-            lambda num_tokens: self._pacer.prefill_ms(num_tokens, self._num_decodes, limits),
+            lambda num_tokens: pacer.prefill_ms(num_tokens, self._num_decodes, limits) if pacer.knows else 0.0,
             scheduler.num_uncached,
             now_ms=now_ms,
             max_ttft_ms=max_ttft_ms,

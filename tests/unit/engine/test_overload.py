@@ -113,7 +113,7 @@ def test_how_long_to_wait_follows_the_queue_and_the_speed() -> None:
         runner = Timed(clock, time)
         engine = engine_of(runner, ends, clock, max_waiting=num_waiting)
         runner.permits.release(200)
-        engine.submit(request("teaches the speed", 4, max_tokens=100))
+        engine.submit(request("teaches the speed", 150, max_tokens=100))
         ends.wait("teaches the speed")
         while runner.permits.acquire(blocking=False) or runner.entered.acquire(blocking=False):
             pass
@@ -233,4 +233,21 @@ def test_a_device_that_hangs_does_not_hang_the_process(
     engine._thread.join(PATIENCE_S)
     assert not engine._thread.is_alive()
     assert not caplog.records
+    engine.stop()
+
+
+def test_a_slow_spell_does_not_shut_everybody_out_for_good() -> None:
+    """Who could start at once is never given up, so that the speed is measured again."""
+    clock, ends = VirtualClock(), Ends()
+    runner = Timed(clock, StepTime(fixed_ms=1000.0, per_decode_ms=0.0, per_prefill_ms=10.0))
+    runner.release()
+    engine = engine_of(runner, ends, clock, max_ttft_ms=500.0, share_prefixes=False)
+    for i in range(5):  # nothing but long prompts, one after the other, all hopeless by what was measured
+        engine.submit(request(f"slow{i}", 200, at_ms=clock.now_ns() // 10**6, max_tokens=1))
+        ends.wait(f"slow{i}")
+    runner.time = StepTime(fixed_ms=1.0, per_decode_ms=0.0, per_prefill_ms=0.01)
+    for i in range(20):
+        engine.submit(request(f"fast{i}", 200, at_ms=clock.now_ns() // 10**6, max_tokens=1))
+        ends.wait(f"fast{i}")
+    assert {update.finish_reason for update in ends.of.values()} == {"length"}
     engine.stop()

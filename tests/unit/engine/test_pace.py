@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepTime, StepTimeFit, TimeLimit
+from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits, StepTime, StepTimeFit, TimeLimit
 
 MACHINES = [
     StepTime(fixed_ms=12.0, per_decode_ms=1.5, per_prefill_ms=0.9),
@@ -90,9 +90,15 @@ def test_what_fits_is_the_most_that_fits(ms: float, num_decodes: int) -> None:
     assert time.predict(num + 1, num_decodes) > ms
     rows = time.num_decodes_within(ms)
     assert time.predict(0, rows + 1) > ms
-    limit = TimeLimit(ms, time)
-    assert limit.num_prefill(num_decodes) == max(num, MIN_PREFILL_TOKENS)
-    assert limit.num_decodes() == max(rows, 1)
+    limits = StepLimits(TimeLimit(ms, time), TimeLimit(ms, time))
+    assert limits.num_decodes(True) == max(rows, 1)
+    assert limits.num_decodes(False) > 10**6, "nobody's next token is held back"
+    prefill = {background: limits.num_prefill(background, num_decodes) for background in (True, False)}
+    if num_decodes:
+        assert prefill == {True: num, False: max(num, MIN_PREFILL_TOKENS)}
+    else:
+        assert prefill[True] == max(num, MIN_PREFILL_TOKENS) and prefill[False] > 10**6
+    assert StepLimits().num_prefill(True, num_decodes) == StepLimits().num_prefill(False, num_decodes) > 10**6
 
 
 def test_what_costs_nothing_fits_without_end() -> None:

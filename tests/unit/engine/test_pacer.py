@@ -48,9 +48,9 @@ def plan(sizes: list[int], num_drafts: list[int]) -> StepPlan:
 
 def test_only_an_objective_limits_the_foreground() -> None:
     assert pacer().limits(0, True).foreground is None
-    limit = pacer(tpot_objective_ms=40.0).limits(0, True).foreground
-    assert limit == TimeLimit(40.0, TIME)
-    assert limit.num_prefill(num_decodes=4) == (40 - 10 - 4) / 0.5
+    limits = pacer(tpot_objective_ms=40.0).limits(0, True)
+    assert limits.foreground == TimeLimit(40.0, TIME)
+    assert limits.num_prefill(False, num_decodes=4) == (40 - 10 - 4) / 0.5
 
 
 def test_background_steps_are_short_while_others_may_come() -> None:
@@ -60,6 +60,9 @@ def test_background_steps_are_short_while_others_may_come() -> None:
     for now_ms in (10, 10 + FOREGROUND_MEMORY_MS - 1):
         assert paced.limits(now_ms, False).background == TimeLimit(BACKGROUND_STEP_MS, TIME)
     assert paced.limits(10 + FOREGROUND_MEMORY_MS, False).background is None
+    paced.time = StepTime(fixed_ms=100.0, per_decode_ms=1.0, per_prefill_ms=0.5)
+    limits = paced.limits(10, False)
+    assert limits.num_decodes(True) == 25, "an empty step takes longer already"
 
 
 def test_decoding_rows_are_told_from_chunks() -> None:

@@ -23,13 +23,19 @@ _LEAST_NOISE = 0.05
 """Residuals are never taken to be smaller than this share of the step."""
 
 
+_MANY = 1 << 30
+
+
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step takes fixed_ms + per_decode_ms * rows that decode + per_prefill_ms * tokens beyond those."""
+    """A step takes fixed_ms + per_decode_ms * rows that decode + per_prefill_ms * tokens beyond those.
 
-    fixed_ms: float = 10.0
-    per_decode_ms: float = 0.2
-    per_prefill_ms: float = 0.25
+    The defaults, until something is measured, are those of a modest CPU: steps that begin short do less harm.
+    """
+
+    fixed_ms: float = 20.0
+    per_decode_ms: float = 0.5
+    per_prefill_ms: float = 1.0
 
     def predict(self, num_prefill: int, num_decodes: int) -> float:
         """Milliseconds of a step."""
@@ -43,9 +49,6 @@ class StepTime:
         return _num_within(ms - self.fixed_ms, self.per_decode_ms)
 
 
-_MANY = 1 << 30
-
-
 def _num_within(ms: float, each_ms: float) -> int:
     if ms <= 0:
         return 0
@@ -54,25 +57,36 @@ def _num_within(ms: float, each_ms: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """The longest that a step should take. Whatever it says, at least one row and MIN_PREFILL_TOKENS get on."""
+    """The longest that a step should take."""
 
     ms: float
     time: StepTime
 
-    def num_decodes(self) -> int:
-        return max(1, self.time.num_decodes_within(self.ms))
-
-    def num_prefill(self, num_decodes: int) -> int:
-        return max(MIN_PREFILL_TOKENS, self.time.num_prefill_within(self.ms, num_decodes))
-
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Time limits of the next step beside its token budget; None: none. `foreground`, once a foreground sequence
-    decodes, bounds what is prefilled beside it. `background` bounds a step of background work alone."""
+    """Time limits of the next step beside its token budget; None: none.
+
+    `foreground` bounds what is prefilled beside foreground sequences that decode, which are never held back themselves;
+    MIN_PREFILL_TOKENS are prefilled whatever it says. `background` bounds all of a step of background work alone, which
+    has one row, or without any MIN_PREFILL_TOKENS, whatever it says.
+    """
 
     foreground: TimeLimit | None = None
     background: TimeLimit | None = None
+
+    def num_decodes(self, in_background: bool) -> int:
+        """How many rows may decode."""
+        limit = self.background if in_background else None
+        return _MANY if limit is None else max(1, limit.time.num_decodes_within(limit.ms))
+
+    def num_prefill(self, in_background: bool, num_decodes: int) -> int:
+        """How many tokens may be computed beside `num_decodes` rows that decode."""
+        limit = self.background if in_background else self.foreground if num_decodes else None
+        if limit is None:
+            return _MANY
+        least = 0 if in_background and num_decodes else MIN_PREFILL_TOKENS
+        return max(least, limit.time.num_prefill_within(limit.ms, num_decodes))
 
 
 class StepTimeFit:

@@ -12,9 +12,12 @@ from inferloop.engine.schedule.step import StepPlan
 BACKGROUND_STEP_MS = 25.0
 """A step of background work alone, while others may come any moment: about what one of them then waits for it at most,
 and little beside a time to first token."""
+_BACKGROUND_FILL = 1.25
+"""Where an empty step takes as long already, one of so many times that is no great harm, and far more than one row."""
 FOREGROUND_MEMORY_MS = 5000
 """Who asked within this time is taken to ask again: longer than an agent pauses between two calls of a burst."""
 MAX_RETRY_AFTER_S = 60.0
+_NUM_PREFILLED_TO_KNOW = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,12 @@ class Pacer:
         self._max_step_tokens, self._max_sequences = max_step_tokens, max_sequences
         self._tpot_objective_ms = tpot_objective_ms
         self._t_foreground_ms: int | None = None
+        self._num_prefilled = 0
+
+    @property
+    def knows(self) -> bool:
+        """Whether enough was measured to hold a prompt's length against it."""
+        return self._num_prefilled >= _NUM_PREFILLED_TO_KNOW
 
     def limits(self, now_ms: int, has_foreground: bool) -> StepLimits:
         """Of the step that is about to be planned."""
@@ -50,14 +59,18 @@ class Pacer:
         objective = self._tpot_objective_ms
         return StepLimits(
             foreground=None if objective is None else TimeLimit(objective, self.time),
-            background=TimeLimit(BACKGROUND_STEP_MS, self.time) if is_recent else None,
+            background=TimeLimit(max(BACKGROUND_STEP_MS, self.time.fixed_ms * _BACKGROUND_FILL), self.time)
+            if is_recent
+            else None,
         )
 
     def observe(self, plan: StepPlan, ms: float) -> None:
         """Learn from a step. Stopped clocks teach nothing, nor does a step that waited for blocks from elsewhere."""
         if ms > 0 and plan.loads is None:
             num_decodes = num_decoding(plan)
-            self._fit.observe(plan.num_tokens - num_decodes, num_decodes, ms)
+            num_prefill = plan.num_tokens - num_decodes
+            self._num_prefilled += num_prefill
+            self._fit.observe(num_prefill, num_decodes, ms)
             self.time = self._fit.time
 
     def retry_after_s(self, num_prompt_tokens: int, num_output_tokens: int) -> float:
@@ -69,9 +82,7 @@ class Pacer:
 
     def prefill_ms(self, num_tokens: int, num_decodes: int, limits: StepLimits) -> float:
         """How long a prompt of which `num_tokens` must be computed takes beside `num_decodes` rows."""
-        room = max(1, self._max_step_tokens - num_decodes)
-        if limits.foreground is not None and num_decodes:
-            room = min(room, limits.foreground.num_prefill(num_decodes))
+        room = min(max(1, self._max_step_tokens - num_decodes), limits.num_prefill(False, num_decodes))
         num_steps = math.ceil(num_tokens / room)
         return num_steps * self.time.predict(0, num_decodes) + num_tokens * self.time.per_prefill_ms
 

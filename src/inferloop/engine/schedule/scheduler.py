@@ -21,7 +21,7 @@ from inferloop.engine.schedule.blocks import BlockTables
 from inferloop.engine.schedule.build import build_plan
 from inferloop.engine.schedule.mask import MaskFiller
 from inferloop.engine.schedule.outline import Outline
-from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits, TimeLimit
+from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits
 from inferloop.engine.schedule.pacer import Waiting
 from inferloop.engine.schedule.policy import (
     BACKGROUND_EVERY,
@@ -117,7 +117,10 @@ class Scheduler:
         return tuple(self._sequences)
 
     def waiting(self) -> list[Waiting]:
-        """Who waits in the foreground and never ran, in order."""
+        """Who waits in the foreground and never ran, in order. Nobody when nobody of the foreground runs: then the next
+        step lets them in, and what they take is measured anew."""
+        if not self._class_running(in_background=False):
+            return []
         unborn = [s for s in self._waiting.in_order() if not s.background and not s.num_preemptions]
         return [Waiting(s.spec.request_id, s.spec.arrived_ms, s.num_known, s.spec.sheddable) for s in unborn]
 
@@ -236,9 +239,10 @@ class Scheduler:
         stepping = self._class_running(in_background)
         if not stepping or any(not s.decoding or s.drafts for s in stepping):
             return 0
-        stepping = stepping[: min(self.config.max_step_tokens, self._num_decodes_allowed(limits, in_background))]
+        stepping = stepping[: min(self.config.max_step_tokens, limits.num_decodes(in_background))]
+        spare = min(self.config.max_step_tokens - len(stepping), limits.num_prefill(in_background, len(stepping)))
         head = self._head(in_background)
-        if head is not None and self.config.max_step_tokens > len(stepping):
+        if head is not None and spare:
             evicts = not in_background and self._running[-1].background
             if evicts or self._admissible(head) is not None:
                 return 0
@@ -282,16 +286,11 @@ class Scheduler:
         head = self._waiting.head
         return head if head is not None and head.background == in_background else None
 
-    def _num_decodes_allowed(self, limits: StepLimits, in_background: bool) -> int:
-        """Nobody's tokens are held back in the foreground, whatever a step takes."""
-        limit = limits.background if in_background else None
-        return self.config.max_sequences if limit is None else limit.num_decodes()
-
     def _plan_running(self, step: Outline, in_background: bool, limits: StepLimits) -> None:
         """Decoding sequences first, then those further behind; each in order."""
         running = self._class_running(in_background)
         decoding = [s for s in running if s.decoding]
-        for sequence in decoding[: self._num_decodes_allowed(limits, in_background)]:
+        for sequence in decoding[: limits.num_decodes(in_background)]:
             if step.budget == 0:
                 break
             if sequence.slot == NO_SLOT:
@@ -299,8 +298,7 @@ class Scheduler:
             sequence.drafts = sequence.drafts[: self._num_drafts_allowed(sequence, step.budget - 1)]
             if self._make_room(sequence, step):
                 step.decode(sequence)
-        limit: TimeLimit | None = limits.background if in_background else limits.foreground if step.chunks else None
-        step.prefill = step.budget if limit is None else limit.num_prefill(len(step.chunks))
+        step.prefill = limits.num_prefill(in_background, len(step.chunks))
         for sequence in [s for s in running if s.slot != NO_SLOT and not s.decoding]:
             step.extend(sequence)
 
