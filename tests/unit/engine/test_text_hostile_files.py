@@ -85,8 +85,8 @@ def test_damaged_sentence_pieces(data: st.DataObject) -> None:
         )
         types[at] = data.draw(st.sampled_from([types[at], 0, 1, 2, 3, 4, 5, 6, -1, 10**9, 1.0]))
         scores[at] = data.draw(st.sampled_from([scores[at], 0.0, math.nan, math.inf, -math.inf, 1e308, 3]))
-    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores}
-    keys["add_space_prefix"] = data.draw(st.booleans())
+    prefix = data.draw(st.booleans())
+    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "add_space_prefix": prefix}
     with contextlib.suppress(ModelFileError):
         inner, _ = build_from_gguf({f"tokenizer.ggml.{k}": v for k, v in keys.items()}, Path("damaged.gguf"))
         ids = inner.encode("ab <x> abab 世", add_special_tokens=False).ids
