@@ -17,6 +17,7 @@ from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
+MAX_TIMEOUT_MS = 999_999_999
 _TELL_TIMEOUT_S = 1.0
 """How long a failure waits for a client that does not read."""
 
@@ -130,8 +131,10 @@ def _timeout_s(header: str | None, limit_s: float | None) -> float | None:
     """The shorter of what the caller and the server allow. Raises RequestError naming the header."""
     if header is None:
         return limit_s
-    if not (header.isascii() and header.isdecimal() and len(header) < 10 and int(header)):
-        raise RequestError(f"{TIMEOUT_HEADER} must be a number of milliseconds above 0", param=TIMEOUT_HEADER)
+    known = header.isascii() and header.isdecimal() and len(header) <= len(str(MAX_TIMEOUT_MS))
+    if not (known and 1 <= int(header) <= MAX_TIMEOUT_MS):
+        message = f"{TIMEOUT_HEADER} must be a number of milliseconds from 1 to {MAX_TIMEOUT_MS}"
+        raise RequestError(message, param=TIMEOUT_HEADER)
     asked_s = int(header) / 1000
     return asked_s if limit_s is None else min(asked_s, limit_s)
 

@@ -10,6 +10,7 @@ import msgspec
 from inferloop.serve import replies, wire
 from inferloop.serve.batch import wire as batch
 from inferloop.serve.embeddings import Embeddings, EmbeddingsRequest
+from inferloop.serve.endpoint import MAX_TIMEOUT_MS, TIMEOUT_HEADER
 from inferloop.serve.render import Rendered
 from inferloop.serve.responses.replies import Response
 from inferloop.serve.responses.wire import ResponsesRequest
@@ -59,11 +60,17 @@ _UPLOAD = {
     "required": ["purpose", "file"],
     "additionalProperties": False,
 }
-_REQUEST_HEADERS = {
-    "x-request-id": "Echoed; made up when absent.",
-    "traceparent": "W3C Trace Context to continue.",
-    "x-request-timeout-ms": "End the request with a 408 when it takes longer.",
-    "x-inferloop-timings": "1: token counts per chunk and server timings in an `inferloop` object.",
+_REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "x-request-id": ("Echoed; made up when absent.", {"type": "string"}),
+    "traceparent": ("W3C Trace Context to continue.", {"type": "string"}),
+    "x-inferloop-timings": (
+        "1: token counts per chunk and server timings in an `inferloop` object.",
+        {"type": "string"},
+    ),
+    TIMEOUT_HEADER: (
+        "End the request with a 408 when it takes longer.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS},
+    ),
 }
 
 
@@ -113,8 +120,8 @@ def _operation(path: str, summary: str, request: Any, answer: Any, schema_of: di
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema_of[request]}}}
     if path in _STREAMED:
         operation["parameters"] = [
-            {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
-            for name, text in _REQUEST_HEADERS.items()
+            {"name": name, "in": "header", "description": text, "schema": schema}
+            for name, (text, schema) in _REQUEST_HEADERS.items()
         ]
     return operation
 
