@@ -439,6 +439,28 @@ async def test_what_the_gateway_does_not_know_is_404_or_405(front: Front) -> Non
     assert models.status == 200 and front.stubs[0].asked[-1].method == "GET"
 
 
+@pytest.mark.parametrize(
+    ("replicas", "status", "num_cancelled"),
+    [
+        ([says(404), says(200, b'{"request_id": "a-1", "num_cancelled": 2}')], 200, 2),
+        ([says(200, b'{"request_id": "a-1", "num_cancelled": 2}')] * 2 + [dies], 200, 4),
+        ([says(404), says(404)], 404, None),
+        ([says(404), dies], 502, None),
+        ([says(404), says(200, b"[]")], 404, None),
+        ([], 404, None),
+    ],
+)
+async def test_cancelling_asks_every_replica(
+    front: Front, replicas: list[Handler], status: int, num_cancelled: int | None
+) -> None:
+    await front.open(*replicas)
+    answer = await front.post(b"", path="/v1/requests/a-1/cancel")
+    body = await answer.json()
+    assert (answer.status, body.get("num_cancelled")) == (status, num_cancelled)
+    assert [stub.asked[0].target for stub in front.stubs] == ["/v1/requests/a-1/cancel"] * len(replicas)
+    assert front.faults == [], "what cannot be asked is found out by requests"
+
+
 async def test_a_replica_that_is_too_slow_is_504_and_not_asked_again(front: Front) -> None:
     front.config = GatewayConfig(upstream_timeout_s=0.1)
 

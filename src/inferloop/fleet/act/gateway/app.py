@@ -28,6 +28,7 @@ from inferloop.fleet.act.gateway.answers import (
     error_event,
     send_answer,
 )
+from inferloop.fleet.act.gateway.cancel import cancel_everywhere, is_cancel
 from inferloop.fleet.act.gateway.disconnect import UntilDisconnect
 from inferloop.fleet.act.gateway.frames import FrameBuffer, count_events
 from inferloop.fleet.act.gateway.metrics import CONTENT_TYPE, GatewayMetrics
@@ -149,6 +150,10 @@ class Gateway:
             async with caller:
                 if len(body) > self._config.max_body_bytes:
                     await self._answer(send, account, _too_large(self._config.max_body_bytes))
+                elif is_cancel(scope["method"], path):
+                    request = _request_of(scope, account, body, self._config)
+                    upstreams = list(self._upstreams.values())
+                    await self._answer(send, account, await cancel_everywhere(path, upstreams, request))
                 else:
                     await self._serve(_request_of(scope, account, body, self._config), account, send)
             if caller.disconnected and account.error_class is None:
