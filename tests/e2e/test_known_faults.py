@@ -187,7 +187,14 @@ EMPTY: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": []}, "messages"),
     (RESPONSES, {"input": ""}, "input"),
     (RESPONSES, {"input": []}, "input"),
+    ("/v1/embeddings", {"input": ""}, "input"),
+    ("/v1/embeddings", {"input": []}, "input"),
+    ("/v1/embeddings", {"input": ["x", ""]}, "input[1]"),
+    ("/v1/embeddings", {"input": [[]]}, "input[0]"),
+    ("/v1/completions/render", {"prompt": ""}, "prompt"),
+    ("/v1/chat/completions/render", {"messages": []}, "messages"),
     ("/tokenize", {"messages": []}, "messages"),
+    ("/tokenize", {"prompt": ""}, "prompt"),
 ]
 
 
