@@ -64,8 +64,8 @@ async def soak(folder: Path, minutes: float, seed: int, num_clients: int) -> dic
         workers = [
             Actors(client, truth, random.Random(f"{seed} {i}")).work(start_s + run_s) for i in range(num_clients)
         ]
-        jobs = Jobs(client, truth, random.Random(f"{seed} jobs"))
-        await asyncio.gather(*workers, jobs.work(start_s + run_s, last_within_s=300))
+        jobs = [Jobs(client, truth, random.Random(f"{seed} jobs {i}")) for i in range(2)]
+        await asyncio.gather(*workers, *(job.work(start_s + run_s, last_within_s=300) for job in jobs))
         sampler.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sampler
@@ -82,7 +82,7 @@ async def soak(folder: Path, minutes: float, seed: int, num_clients: int) -> dic
         verdict.log_is_clean(folder / "server.log"),
     ]
     return {
-        "verdict": "pass" if all(check.passed for check in checks) else "fail",
+        "verdict": verdict.of(checks),
         "minutes": minutes,
         "seed": seed,
         "clients": num_clients,

@@ -12,6 +12,7 @@ from lab.soak.ledger import Ledger
 from lab.soak.server import Sample
 
 MAX_GROWTH = 0.05
+PRESSURE = "pressure was real"
 MUST_HAVE_HAPPENED = (
     "inferloop_preemptions",
     "inferloop_prefix_cache_hits",
@@ -28,6 +29,12 @@ class Check:
     name: str
     passed: bool
     found: str
+
+
+def of(checks: list[Check]) -> str:
+    """pass, fail, or void: nothing failed, but nothing was put to the test either."""
+    failed = {check.name for check in checks if not check.passed}
+    return "pass" if not failed else "void" if failed == {PRESSURE} else "fail"
 
 
 def warm_up_s(run_s: float) -> float:
@@ -72,7 +79,7 @@ def events(path: Path, ledger: Ledger) -> list[Check]:
 def really_happened(counters: dict[str, float]) -> Check:
     missing = [name for name in MUST_HAVE_HAPPENED if not counters.get(name)]
     found = ", ".join(f"{name.removeprefix('inferloop_')} {counters.get(name, 0):.0f}" for name in MUST_HAVE_HAPPENED)
-    return Check("pressure was real", not missing, found)
+    return Check(PRESSURE, not missing, found)
 
 
 def log_is_clean(path: Path) -> Check:
