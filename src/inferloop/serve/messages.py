@@ -35,7 +35,8 @@ class CallInMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     """The last fields let a client send our own answer back as it came. Only an assistant's message that has
-    `tool_calls` may do without `content`; `tool_call_id` says which of them a tool's message answers."""
+    `tool_calls`, or reasoning that was cut, may do without `content`; `tool_call_id` says which call a tool's message
+    answers."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -71,7 +72,7 @@ def _check_fields(message: Message, where: str) -> None:
         if getattr(message, field) and message.role != role:
             param = f"{where}.{field}"
             raise RequestError(f"{param} belongs to messages of the role {role}", param=param)
-    if message.content is None and not message.tool_calls:
+    if message.content is None and not (message.tool_calls or message.reasoning_content or message.reasoning):
         param = f"{where}.content"
         raise RequestError(f"{param} is required", param=param, code="missing_required_parameter")
 

@@ -13,7 +13,7 @@ from inferloop.backends.protocols import GeneratorInfo
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar
 from inferloop.engine.text.answer import AnswerPlan
-from inferloop.engine.text.tools.brackets import MAX_DEPTH
+from inferloop.engine.text.depth import MAX_DEPTH, is_too_deep
 from inferloop.engine.text.tools.calls import Tool
 from inferloop.engine.text.tools.dialects import DIALECTS
 from inferloop.engine.text.tools.forced import calls_or_json, forced_calls, strict_calls
@@ -178,13 +178,5 @@ def _check_parameters(schema: Mapping[str, Any], where: str) -> None:
 
 def check_depth(value: Any, where: str) -> None:
     """Raises RequestError for JSON that is nested deeper than anybody means."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for one in level
-            if isinstance(one, dict | list)
-            for item in (one.values() if isinstance(one, dict) else one)
-        ]
-    if level:
+    if is_too_deep(value):
         raise RequestError(f"{where} is nested deeper than {MAX_DEPTH} levels", param=where)

@@ -14,7 +14,8 @@ from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar, GrammarKind
 from inferloop.engine.text import grammar as grammar_module
 from inferloop.engine.text.codec import Codec
-from inferloop.engine.text.grammar import MAX_CHARS, MAX_DEPTH, GrammarCompiler, GrammarMask
+from inferloop.engine.text.depth import MAX_DEPTH
+from inferloop.engine.text.grammar import MAX_CHARS, GrammarCompiler, GrammarMask
 from inferloop.models.resolve import ModelFiles
 
 PARAM = "response_format.json_schema.schema"
@@ -110,6 +111,9 @@ def nested(depth: int) -> str:
         ("json_schema", '{"$ref": "#"}', ""),
         ("json_schema", '{"type":', "not JSON"),
         ("json_schema", "[]", "object"),
+        ("json_schema", '{"enum": ["\\ud800"]}', "hex escape"),
+        ("json_schema", '{"const": NaN}', "expected value"),
+        ("json_schema", '{"minimum": 1e999}', "out of range"),
         ("json_schema", nested(MAX_DEPTH + 1), "deeper"),
         ("json_schema", nested(5000), "deeper"),
         ("regex", "(", "unclosed"),

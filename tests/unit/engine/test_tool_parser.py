@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferloop.engine.text.tools.brackets import MAX_DEPTH
+from inferloop.engine.text.depth import MAX_DEPTH
 from inferloop.engine.text.tools.calls import ToolCall
 from inferloop.engine.text.tools.dialects import DIALECTS, taught_dialect
 from inferloop.engine.text.tools.parser import Event, ToolParser

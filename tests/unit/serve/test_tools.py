@@ -120,6 +120,19 @@ def test_who_chose_decides_what_is_looked_for() -> None:
     assert parse(tools=tools, tool_choice="required", response_format={"type": "json_object"}) == required
 
 
+@pytest.mark.parametrize("depth", [70, 991])
+def test_an_answer_of_any_depth_beside_tools_is_left_to_the_compiler(depth: int) -> None:
+    schema = '{"a":' * depth + "1" + "}" * depth
+    answer = {"type": "json_schema", "json_schema": {"name": "n", "schema": "SCHEMA"}}
+    body = json.dumps({"model": "m", "messages": [USER], "tools": [NOW], "response_format": answer})
+    try:
+        grammar = parse_chat(body.replace('"SCHEMA"', schema).encode(), INFO).sampling.grammar
+    except RequestError as error:  # so deep that the body cannot be read
+        assert error.code == "invalid_json"
+    else:
+        assert grammar is not None and grammar.kind == "json_schema"
+
+
 def test_a_grammar_binds_what_comes_after_the_reasoning() -> None:
     style = AnswerStyle("hermes", thinks=True, think_opened=True)
     info = GeneratorInfo("m", 1000, IDENTITY, 500, structured_output=True, answer_style=style)
@@ -170,9 +183,17 @@ def test_a_conversation_with_calls_reaches_the_template() -> None:
     assert plain[3]["name"] == "clock"
 
 
+def test_an_answer_cut_while_thinking_can_be_sent_back() -> None:
+    cut = {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "hm"}
+    plain = parse(messages=[USER, cut, USER]).prompts[0].messages
+    assert plain is not None and plain[1] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
+        ([{"role": "assistant", "content": None}], "messages[0].content"),
+        ([{"role": "assistant", "content": None, "reasoning": ""}], "messages[0].content"),
         ([USER, {"role": "tool", "tool_call_id": "1", "content": "x"}], "messages[1].tool_call_id"),
         ([assistant(("1", "now", "{")), USER], "messages[0].tool_calls[0].function.arguments"),
         ([assistant(("1", "now", "[]")), USER], "messages[0].tool_calls[0].function.arguments"),

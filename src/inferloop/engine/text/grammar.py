@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Grammar
 from inferloop.engine.schedule.step import UInt32
+from inferloop.engine.text.depth import MAX_DEPTH, is_too_deep
 from inferloop.engine.text.reasoning import CLOSE, OPEN
 from inferloop.engine.text.tokenizer import Tokenizer
 
 MAX_CHARS = 65536
-MAX_DEPTH = 64
-"""Levels of a schema's own JSON."""
 MAX_COMPILED = 64
 """Grammars that are remembered; what a large one holds are some megabytes at most."""
 _WHITESPACE = r" |\n {0,32}"
@@ -65,7 +63,11 @@ class GrammarCompiler:
             raise
 
     def _build(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._vocabulary(), _after_thinking(_source(grammar), grammar), log_level=0, limits=_LIMITS)
+        try:
+            source = _after_thinking(_source(grammar), grammar)
+        except ValueError as error:  # JSON that Python reads and the library does not: NaN, halves of characters
+            raise RequestError(f"{grammar.param} cannot be used: {error}", param=grammar.param) from None
+        matcher = LLMatcher(self._vocabulary(), source, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first state finds what is infinite or empty, and is the most work
         if matcher.is_error():
@@ -172,15 +174,7 @@ def _check_schema(text: str, param: str) -> None:
         raise RequestError(f"{param} is not JSON: {problem}", param=param) from None
     if not isinstance(schema, dict):
         raise RequestError(f"{param} must be a JSON object", param=param)
-    level: list[Any] = [schema]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for value in level
-            if isinstance(value, dict | list)
-            for item in (value.values() if isinstance(value, dict) else value)
-        ]
-    if level:
+    if is_too_deep(schema):
         raise _too_deep(param)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-MAX_DEPTH = 64
+from inferloop.engine.text.depth import MAX_DEPTH
+
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _BETWEEN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-.,:= \t\r\n")
 """What may stand outside strings, in JSON as in Python's literals."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from inferloop.core.request import Grammar
+from inferloop.engine.text.depth import is_too_deep
 from inferloop.engine.text.tools.calls import Tool
 from inferloop.engine.text.tools.dialect import Dialect
 from inferloop.engine.text.tools.schema import embedded
@@ -21,13 +22,13 @@ def forced_calls(dialect: Dialect, tools: Sequence[Tool], *, parallel: bool, par
 
 
 def calls_or_json(dialect: Dialect, tools: Sequence[Tool], answer: Grammar, *, parallel: bool) -> Grammar:
-    """As `forced_calls`, or else the value that `answer`, of a JSON kind, asks for. Malformed JSON is left to whoever
-    compiles it."""
+    """As `forced_calls`, or else the value that `answer`, of a JSON kind, asks for. A schema that is none, or nested
+    too deeply, is left to whoever compiles it."""
     try:
         schema = json.loads(answer.text) if answer.kind == "json_schema" else {"type": "object"}
     except (ValueError, RecursionError):
         return answer
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or is_too_deep(schema):
         return answer
     text = f"start: calls | answer\nanswer: %json {embedded(schema)}\n{_rules(dialect, tools, parallel)}"
     return Grammar("lark", text, answer.param)
