@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 _TRACEPARENT = re.compile(r"^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$")
-_SAFE_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def new_id(prefix: str) -> str:
@@ -18,7 +18,7 @@ def new_id(prefix: str) -> str:
 
 def accept_request_id(given: str | None) -> str:
     """The caller's `x-request-id` when it is short and printable, else a fresh one (never log hostile bytes)."""
-    return given if given and _SAFE_ID.match(given) else new_id("req")
+    return given if given and _SAFE_ID.fullmatch(given) else new_id("req")
 
 
 @dataclass(frozen=True, slots=True)

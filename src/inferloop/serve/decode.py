@@ -20,6 +20,7 @@ R = TypeVar("R")
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?:\.(?P<path>.+))?`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*)`")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_TEXT = re.compile(r"^(messages|input)\[\d+\]\.(content|output)\[\d+\]")
 
 _THREAD_ABOVE_BYTES = 65536
@@ -64,23 +65,29 @@ def _explain(text: str, type_: type[msgspec.Struct]) -> RequestError:
 
 
 def _not_json(body: bytes, problem: str, what: str) -> RequestError:
-    """NaN and Infinity are not JSON, but clients send them; then the error can name the field."""
+    """NaN, Infinity and halves of characters are not JSON, but clients send them; then the error can name the field."""
     try:
-        path = _not_finite(json.loads(body), "")
+        unfit = _unfit(json.loads(body), "")
     except (ValueError, RecursionError):
-        path = None
-    if path:
-        return RequestError(f"{path} must be a finite number", param=path)
-    return RequestError(f"{what} is not valid JSON: {problem}", code="invalid_json")
+        unfit = None
+    if unfit is None:
+        return RequestError(f"{what} is not valid JSON: {problem}", code="invalid_json")
+    path, why = unfit
+    return RequestError(f"{path or what} {why}", param=path or None)
 
 
-def _not_finite(value: Any, path: str) -> str | None:
+def _unfit(value: Any, path: str) -> tuple[str, str] | None:
+    """The place of the first value that JSON cannot hold, and what is wrong with it."""
     if isinstance(value, float):
-        return None if math.isfinite(value) else path
+        return None if math.isfinite(value) else (path, "must be a finite number")
+    if isinstance(value, str):
+        return (path, "holds a lone surrogate, which is not valid Unicode") if _SURROGATE.search(value) else None
     if isinstance(value, dict):
-        items: Any = ((f"{path}.{k}" if path else str(k), v) for k, v in value.items())
+        items: Any = ((f"{path}.{k}" if path else k, v) for k, v in value.items())
+        if any(map(_SURROGATE.search, value)):
+            return path, "has a name with a lone surrogate, which is not valid Unicode"
     elif isinstance(value, list):
         items = ((f"{path}[{i}]", v) for i, v in enumerate(value))
     else:
         return None
-    return next((found for where, v in items if (found := _not_finite(v, where))), None)
+    return next((found for where, v in items if (found := _unfit(v, where))), None)

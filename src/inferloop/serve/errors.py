@@ -14,6 +14,8 @@ from inferloop.core.errors import EngineError, InferloopError, OverloadedError, 
 NOT_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 """All else that is raised is a fault to answer for: a panic of native code is no Exception, yet it is one request that
 failed."""
+_MAX_CHARS = 2000
+"""Of a message, which says what is wrong at its beginning."""
 log = logging.getLogger("inferloop.serve")
 
 
@@ -83,7 +85,7 @@ def error_class(error: BaseException) -> str:
 
 def error_object(error: BaseException) -> bytes:
     """`{"error": {message, type, param, code}}`. The text of errors that are not ours stays inside (it may quote the
-    prompt)."""
+    prompt). What it quotes of the request may be long, and hold halves of characters."""
     param: str | None = None
     if isinstance(error, RequestError):
         message, type_, param, code = error.message, "invalid_request_error", error.param, error.code
@@ -95,10 +97,18 @@ def error_object(error: BaseException) -> bytes:
         message, type_, code = str(error), "request_ended_error", error.code
     else:
         message, type_, code = "The server failed while answering this request", "server_error", "internal_error"
-    return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
+    told = {"message": _quotable(message), "type": type_, "param": param and _quotable(param), "code": code}
+    return msgspec.json.encode({"error": told})
+
+
+def _quotable(text: str) -> str:
+    short = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    return short.encode("utf-8", "replace").decode()
 
 
 def error_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
+    if isinstance(error, CutShortError):
+        return [(b"x-should-retry", b"false")]  # clients of OpenAI's take a 408 for a broken connection
     if isinstance(error, OverloadedError):
         return [(b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode())]
     return []

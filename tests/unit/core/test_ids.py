@@ -41,7 +41,7 @@ def test_the_unsampled_flag_travels_on() -> None:
     assert TraceContext.from_header(f"00-{TRACE}-{SPAN}-00").header.endswith("-00")
 
 
-@pytest.mark.parametrize("hostile", ["a b", "x" * 129, "new\nline", "", "caf\u00e9"])
+@pytest.mark.parametrize("hostile", ["a b", "x" * 129, "new\nline", "end\n", "", "caf\u00e9"])
 def test_a_hostile_request_id_is_replaced(hostile: str) -> None:
     assert accept_request_id(hostile) != hostile
 

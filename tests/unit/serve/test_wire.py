@@ -13,6 +13,7 @@ from inferloop.backends.protocols import GeneratorInfo, Prompt
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Sampling
 from inferloop.models.identity import ServingIdentity
+from inferloop.serve.errors import error_object
 from inferloop.serve.wire import ChatRequest, CompletionRequest, parse_chat, parse_completion
 
 INFO = GeneratorInfo("m", 1000, ServingIdentity("m", "w", "p", "e", "1", "t", "c"), 500)
@@ -216,6 +217,20 @@ def test_numbers_that_are_none_are_named(number: str) -> None:
     assert refusal(parse_chat, body).param == "temperature"
     body = chat(logit_bias={"1": 7}).replace(b'"1": 7', f'"1": {number}'.encode())
     assert (refusal(parse_chat, body).param or "").startswith("logit_bias")
+
+
+@pytest.mark.parametrize("number", ["NaN", '"\\udc00"'])
+def test_halves_of_characters_are_named(number: str) -> None:
+    body = chat(messages=[{"role": "user", "content": "MARK"}]).replace(b'"MARK"', number.encode())
+    assert refusal(parse_chat, body).param == "messages[0].content"
+    body = chat().replace(b'"model"', b'"\\ud83d": ' + number.encode() + b', "model"')
+    error = refusal(parse_chat, body)
+    assert "lone surrogate" in error.message and json.loads(error_object(error))["error"]["type"]
+
+
+def test_errors_do_not_send_the_request_back() -> None:
+    told = error_object(refusal(parse_chat, chat(**{"x" * 100_000: 1})))
+    assert len(told) < 10_000 and json.loads(told)["error"]["message"].startswith("xxx")
 
 
 @pytest.mark.parametrize(
