@@ -260,9 +260,10 @@ class _Player:
         now_ns = self._generator.now_ns()
         is_first, is_last = num_before == 0, num_before + len(ids) >= self._max_tokens
         self._t_first_ns = self._t_first_ns or now_ns
-        stop_id = self._stop_id(ids, num_before)
-        if stop_id is not None:
-            ids = ids[: ids.index(stop_id) + 1]
+        stop_at = self._stop_at(ids, num_before)
+        stop_id = None if stop_at is None else ids[stop_at]
+        if stop_at is not None:
+            ids = ids[: stop_at + 1]
         wants_logprobs = self._request.sampling.num_logprobs is not None
         logprobs = tuple(TokenLogprob(0.0, ((i, 0.0),)) for i in ids) if wants_logprobs else None
         piece = self._assembler.push(ids, logprobs, hide_last=stop_id is not None)
@@ -285,11 +286,13 @@ class _Player:
             times=self._times(now_ns) if is_first or finish is not None else None,
         )
 
-    def _stop_id(self, ids: tuple[int, ...], num_before: int) -> int | None:
+    def _stop_at(self, ids: tuple[int, ...], num_before: int) -> int | None:
+        """Which of `ids` ends the answer."""
         sampling = self._request.sampling
-        for i, token_id in enumerate(ids, num_before + 1):
-            if token_id == bytecodec.END or (token_id in sampling.stop_token_ids and i > sampling.min_tokens):
-                return token_id
+        for i, token_id in enumerate(ids):
+            may_stop = num_before + i >= sampling.min_tokens
+            if token_id == bytecodec.END or (token_id in sampling.stop_token_ids and may_stop):
+                return i
         return None
 
     def _times(self, now_ns: int) -> StageTimes:

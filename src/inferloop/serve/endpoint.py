@@ -104,7 +104,8 @@ class Endpoint:
             attempt.abort("disconnect")
         except asyncio.CancelledError:
             if attempt.interrupted_by is None:  # the server itself is being torn down
-                attempt.abort("drain")
+                if not attempt.done:
+                    attempt.abort("drain")
                 raise
             task.uncancel()
             await answer.interrupted()

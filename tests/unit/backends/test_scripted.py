@@ -49,6 +49,12 @@ async def test_the_answer_ends_by_itself_or_repeats() -> None:
         assert (deltas[-1].finish_reason, sum(len(d.token_ids) for d in deltas)) == (reason, num), sampling
 
 
+async def test_a_stop_token_before_min_tokens_does_not_count_in_a_large_chunk_either() -> None:
+    generator = ScriptedGenerator(Script(ttft_ms=0, tpot_ms=0, text="ab", tokens_per_chunk=6))
+    deltas = await play(generator, request(stop_token_ids=(98,), min_tokens=2, ignore_eos=True))
+    assert [(d.text, d.token_ids, d.finish_reason) for d in deltas] == [("aba", (97, 98, 97, 98), "stop")]
+
+
 async def test_slots_are_given_in_order() -> None:
     generator = ScriptedGenerator(Script(ttft_ms=2, tpot_ms=1, max_concurrency=1))
     answers = await asyncio.gather(*(play(generator, request(max_tokens=2)) for _ in range(4)))

@@ -208,6 +208,35 @@ async def test_a_client_that_stopped_reading_does_not_hold_up_a_drain(monkeypatc
     assert [(e.finish_reason, e.error_class) for e in sink.events] == [("abort", "drain")]
 
 
+@pytest.mark.parametrize("path", ["whole", "stream"])
+async def test_a_torn_down_server_writes_no_second_event(path: str) -> None:
+    """The answer is complete, but its client does not read its end."""
+    sink, stuck = ListSink(), asyncio.Event()
+    replica = Replica(ScriptedGenerator(FAST, model_id="m"), ServeConfig(), sink)
+    asked = json.dumps({"model": "m", "prompt": "x", "stream": path == "stream"}).encode()
+    messages = iter([{"type": "http.request", "body": asked}])
+
+    async def receive() -> Message:
+        found = next(messages, None)
+        if found is None:
+            await asyncio.Event().wait()
+        assert found is not None
+        return found
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            stuck.set()
+            await asyncio.Event().wait()
+
+    completions = generate.GenerateEndpoint(replica, answer.COMPLETIONS)
+    answering = asyncio.create_task(completions({"type": "http", "headers": [], REQUEST_ID: "r"}, receive, send))
+    await stuck.wait()
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
+    assert replica.attempts == {} and [e.finish_reason for e in sink.events] == ["length"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_leaving_while_running_or_queued_aborts(stream: bool) -> None:
     async with served(Script(ttft_ms=30, tpot_ms=5, max_concurrency=2)) as s:
