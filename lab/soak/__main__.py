@@ -29,6 +29,8 @@ from lab.soak.ledger import Ledger
 from lab.soak.templates import COMPLETIONS, TEMPLATES, Template
 from lab.soak.verdict import Check
 
+from inferloop.backends.http import HttpError
+from inferloop.core.errors import LaunchError
 from inferloop.fleet.act.process import ReplicaProcess
 
 
@@ -67,10 +69,14 @@ async def soak(folder: Path, minutes: float, seed: int, num_clients: int) -> dic
         jobs = [Jobs(client, truth, random.Random(f"{seed} jobs {i}")) for i in range(2)]
         await asyncio.gather(*workers, *(job.work(start_s + run_s, last_within_s=300) for job in jobs))
         sampler.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, LaunchError):  # one that is gone is told below
             await sampler
-        checks = await _afterwards(process, client)
-        counters = await server.counters(client.http)
+        counters: dict[str, float] = {}
+        try:
+            checks = await _afterwards(process, client)
+            counters = await server.counters(client.http)
+        except HttpError as error:
+            checks = [Check("the server is there", False, str(error))]
         await client.http.close()
         code = await process.stop()
     checks += [

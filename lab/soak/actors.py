@@ -42,7 +42,10 @@ class Actors:
         actions, weights = zip(*self._kinds, strict=True)
         while loop.time() < until_s:
             (action,) = rng.choices(actions, weights)
-            await action()
+            try:
+                await action()
+            except (HttpError, OSError) as error:
+                self._ledger.problem(f"{action.__name__}: {type(error).__name__}: {error}")
             await asyncio.sleep(rng.expovariate(1 / 0.05))
 
     async def stay(self, pause_s: float = 0.0) -> None:
