@@ -100,7 +100,10 @@ async def answer_whole(attempt: Attempt, prepared: Prepared) -> bytes:
                 finishes[index] = public_finish(delta.finish_reason)
     usage = attempt.usage
     in_order = [public_finish(finishes.get(index)) for index in range(len(prepared.requests))]
-    return encoder.body(in_order, usage, attempt.timings(usage.completion_tokens))
+    timings = attempt.timings(usage.completion_tokens)
+    if attempt.call is not None and attempt.call.sampling.num_prompt_logprobs is not None:  # there may be very many
+        return await asyncio.to_thread(encoder.body, in_order, usage, timings)
+    return encoder.body(in_order, usage, timings)
 
 
 def public_finish(reason: FinishReason | None) -> EngineFinish:

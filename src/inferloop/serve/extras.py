@@ -8,10 +8,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from inferloop.backends.protocols import Delta
+from inferloop.core.errors import RequestError
 from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.serve.replies import PromptLogprob, PromptLogprobs
 from inferloop.serve.sse import AnswerHead
 from inferloop.serve.tokens import public_logprob, public_text
+
+MAX_PROMPT_LOGPROBS = 2_000_000
+"""In one answer; it is some hundred megabytes large with so many."""
 
 
 class Extras:
@@ -23,14 +27,18 @@ class Extras:
         self._token_ids: list[list[int]] = [[] for _ in head.echoes]
         self._prompts: dict[int, Sequence[int]] = {}
         self._scores: dict[int, Sequence[TokenLogprob]] = {}
+        self._rows: dict[int, PromptLogprobs] = {}
+        self._num_scores = 0
 
     def collect(self, index: int, delta: Delta) -> None:
+        """Raises RequestError when more is asked of prompts than one answer can hold."""
         prompt = index // self._call.num_per_prompt
         if self._call.return_token_ids:
             self._token_ids[index] += delta.token_ids
         if delta.prompt_token_ids is not None:
             self._prompts[prompt] = delta.prompt_token_ids
         if delta.prompt_logprobs is not None:
+            self._count_scores(len(delta.prompt_logprobs))
             self._scores[prompt] = delta.prompt_logprobs
 
     def delta_field(self, delta: Delta) -> bytes:
@@ -53,14 +61,26 @@ class Extras:
         num_top = self._call.num_prompt_logprobs
         if num_top is None:
             return UNSET
-        prompt, scores = self.prompt(index)
-        rows = zip(prompt[1:], scores, strict=True)
-        return [None, *(self._row(token_id, score, num_top) for token_id, score in rows)]
+        place = index // self._call.num_per_prompt
+        if place not in self._rows:
+            prompt, scores = self.prompt(index)
+            rows = zip(prompt[1:], scores, strict=True)
+            self._rows[place] = [None, *(self._row(token_id, score, num_top) for token_id, score in rows)]
+        return self._rows[place]
 
     def prompt(self, index: int) -> tuple[Sequence[int], Sequence[TokenLogprob]]:
         """The ids of a choice's prompt, and the log-probabilities from the second on if they are known."""
         prompt = index // self._call.num_per_prompt
         return self._prompts.get(prompt, ()), self._scores.get(prompt, ())
+
+    def _count_scores(self, num_tokens: int) -> None:
+        call = self._call
+        per_token = 1 + (call.sampling.num_prompt_logprobs or 0)
+        self._num_scores += num_tokens * per_token * call.num_per_prompt  # every choice repeats them
+        if self._num_scores > MAX_PROMPT_LOGPROBS:
+            field = "logprobs" if call.num_prompt_logprobs is None else "prompt_logprobs"
+            message = f"{field}: an answer holds at most {MAX_PROMPT_LOGPROBS} log-probabilities of prompts"
+            raise RequestError(message, param=field)
 
     def _row(self, token_id: int, score: TokenLogprob, num_top: int) -> dict[str, PromptLogprob]:
         def entry(token_id: int, logprob: float, rank: int) -> PromptLogprob:

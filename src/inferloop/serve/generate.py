@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from starlette.datastructures import Headers
@@ -60,7 +61,10 @@ class _Answer(Answering):
             async for index, delta in deltas:
                 attempt.on_delta(delta, index)
                 opening = b"" if self.started else encoder.opening(delta)
-                chunk = opening + encoder.chunk(index, delta)
+                if delta.prompt_logprobs is None:
+                    chunk = opening + encoder.chunk(index, delta)
+                else:  # of a long prompt they are megabytes, which must not hold up other requests
+                    chunk = opening + await asyncio.to_thread(encoder.chunk, index, delta)
                 if not self.started:
                     self.started = True
                     await start(self.send, 200, sse.HEADERS)

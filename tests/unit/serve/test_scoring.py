@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from inferloop.backends.protocols import Prompt
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.engine.compute.echo import EchoRunner, continuation, prompt_logprob
 from inferloop.records.sink import JsonlSink
+from inferloop.serve import extras
 from inferloop.serve.app import build_app
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.run import serving
@@ -228,3 +230,34 @@ async def test_a_backend_that_cannot_says_so(tmp_path: Path) -> None:
         assert await client.refused(prompt="x", echo=True, max_tokens=0) == ("max_tokens", unsupported)
         assert await client.refused(prompt="x", prompt_logprobs=1) == ("prompt_logprobs", unsupported)
         await http.close()
+
+
+@pytest.mark.parametrize("asked", [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 2}])
+async def test_what_is_told_of_prompts_is_written_beside_the_event_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    threads: list[int] = []
+
+    def watched(token_id: int, read: Callable[[int], bytes] = bytecodec.token_bytes) -> bytes:
+        threads.append(threading.get_ident())
+        return read(token_id)
+
+    monkeypatch.setattr(bytecodec, "token_bytes", watched)
+    await client.whole(prompt=TEXT, max_tokens=0, **asked)
+    if "echo" in asked:
+        await client.chunks(prompt=TEXT, max_tokens=0, **asked)
+    assert threads and threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"), [({"echo": True, "logprobs": 1}, "logprobs"), ({"prompt_logprobs": 1}, "prompt_logprobs")]
+)
+async def test_an_answer_holds_only_so_many(
+    client: Client, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], field: str
+) -> None:
+    monkeypatch.setattr(extras, "MAX_PROMPT_LOGPROBS", 2 * 2 * 2 * (len(IDS) - 1))
+    body = {"prompt": [IDS, IDS], "max_tokens": 1, **asked}
+    assert len((await client.whole(**body, n=2))["choices"]) == 4
+    assert await client.refused(**body, n=3) == (field, "invalid_value")
+    rows = (await client.whole(prompt=IDS, max_tokens=1, prompt_logprobs=1, n=2))["choices"]
+    assert rows[0]["prompt_logprobs"] == rows[1]["prompt_logprobs"] and len(rows[1]["prompt_logprobs"]) == len(IDS)
