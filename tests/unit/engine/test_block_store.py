@@ -255,6 +255,23 @@ def test_the_least_recently_used_files_make_room(tmp_path: Path) -> None:
     assert disk.counts.num_bytes == 9 * size
 
 
+def test_the_limit_holds_beside_what_cannot_be_removed(tmp_path: Path) -> None:
+    """A file of somebody else's; a folder stands for it here."""
+    folder = BlockFolder(tmp_path)
+    for n in range(20):
+        folder.write(key(n), data(n))
+        os.utime(folder._path(key(n)), (1000 + n, 1000 + n))
+    folder._path(key(0)).unlink()
+    folder._path(key(0)).mkdir()
+    (folder._path(key(0)) / "inside").touch()
+    os.utime(folder._path(key(0)), (1, 1))
+    size = files(tmp_path)[-1].stat().st_size
+    disk = BlockDisk(folder, max_bytes=10 * size, max_queued_bytes=1 << 20, clock=RealClock())
+    disk.close()
+    left = sum(path.stat().st_size for path in files(tmp_path) if path.is_file())
+    assert 5 * size <= left <= 9 * size and disk.counts.failures == 1
+
+
 def test_the_limit_holds_for_what_several_processes_write(open_store: Open, tmp_path: Path) -> None:
     stores = [open_store(disk_bytes=30 * SIZE) for _ in range(2)]
     most = 0

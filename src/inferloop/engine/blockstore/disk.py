@@ -153,13 +153,14 @@ class BlockDisk:
         entries = sorted(self._folder.entries(self._clock.wall_ns() / 1e9), key=lambda entry: entry.used_s)
         total = sum(entry.num_bytes for entry in entries)
         target = self._max_bytes * (1 - _SWEEP_AFTER_SHARE)
-        num_removed = 0
-        while total > target and num_removed < len(entries):
-            entries[num_removed].path.unlink(missing_ok=True)
-            total -= entries[num_removed].num_bytes
-            num_removed += 1
+        kept: list[Entry] = []
+        for entry in entries:
+            if total > target and self._guard(lambda entry=entry: _removed(entry)):  # type: ignore[misc]
+                total -= entry.num_bytes
+            else:  # also what cannot be removed: others make room for it
+                kept.append(entry)
         self._written_since_sweep = 0
-        self._learn(entries[num_removed:], total)
+        self._learn(kept, total)
 
     def _learn(self, entries: list[Entry], total: int) -> None:
         with self._changed:
@@ -196,3 +197,8 @@ class BlockDisk:
 
     def _now_s(self) -> float:
         return self._clock.now_ns() / 1e9
+
+
+def _removed(entry: Entry) -> bool:
+    entry.path.unlink(missing_ok=True)
+    return True

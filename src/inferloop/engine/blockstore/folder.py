@@ -108,7 +108,8 @@ class BlockFolder:
                 with contextlib.suppress(FileNotFoundError):
                     stat = file.stat()
                     if file.name.endswith(_UNFINISHED) and now_s - stat.st_mtime > _ABANDONED_AFTER_S:
-                        Path(file.path).unlink()
+                        with contextlib.suppress(PermissionError):  # somebody else's
+                            Path(file.path).unlink()
                     key = _key_of(file.name)
                     if key is not None:
                         yield Entry(key, Path(file.path), stat.st_size, stat.st_mtime)
