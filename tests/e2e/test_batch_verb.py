@@ -109,7 +109,7 @@ def test_a_server_that_is_killed_costs_no_answer(tmp_path: Path) -> None:
 
 def test_an_output_of_other_rows_is_refused(tmp_path: Path) -> None:
     file, output = write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl"
-    output.write_text('{"custom_id":"stranger"}\n')
+    output.write_text('{"custom_id":"stranger","response":{}}\n')
     done = run(file, output)
     assert done.returncode == 2 and "stranger" in done.stderr
 

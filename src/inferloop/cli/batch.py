@@ -71,32 +71,21 @@ def batch(
 
     Example: inferloop batch requests.jsonl --target embedded --output answers.jsonl
     """
-    from inferloop.cli.batch_files import answered_in, read_input, write_rest
+    from inferloop.cli.batch_files import held, read_input
 
     wire.check_target(target)
     launched = not wire.is_url(target)
+    if file.resolve() in (output.resolve(), _errors_of(output).resolve()):
+        raise UsageError(f"--output {output} would be written over {file}; choose another")
     source = read_input(file, with_default_model=model is not None or launched)
-    known = answered_in(output)
-    if strangers := known.keys() - {row.custom_id for row in source.rows}:
-        raise UsageError(
-            f"{output} has answers to rows that {file} has not, such as {min(strangers)!r}; choose another"
-        )
     name = model or (min(source.models) if len(source.models) == 1 else wire.EMBEDDED_MODEL)
     folder = output.with_name(output.name + ".batch")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output {output}: {error.strerror}") from None
-    rest = folder / "input.jsonl"
-    num_rest, digest = write_rest(source, known, name if source.num_unnamed else None, rest)
-    errors = output.with_suffix(".errors.jsonl")
-    run_id = _run_id(folder, file, digest) if num_rest else ""
-    job = Job(source, rest, num_rest, {"inferloop_run": run_id}, output, errors, folder)
-    if known:
-        stderr.print(f"{output} has {len(known)} answers already; {num_rest} rows are left", markup=False)
     t0_s = time.monotonic()
     try:
-        done = run_async(lambda: _run(job, target, name, cache_dir)) if num_rest else None
+        with held(folder, output):
+            job = _job(source, output, folder, name)
+            done = run_async(lambda: _run(job, target, name, cache_dir)) if job.num_rest else None
+            shutil.rmtree(folder)
     except KeyboardInterrupt:
         how = "to go on" if launched else "the server goes on by itself; for its answers"
         stderr.print(f"{how}: {_command(file, target, output, model, cache_dir)}", markup=False, soft_wrap=True)
@@ -104,11 +93,31 @@ def batch(
     except HttpError as error:
         command = _command(file, target, output, model, cache_dir)
         raise EnvironmentLacksError(f"the server went away: {error}", fix=f"To go on: {command}") from error
-    shutil.rmtree(folder)
-    summary = _summary(job, done, len(known), time.monotonic() - t0_s)
+    summary = _summary(job, done, time.monotonic() - t0_s)
     print_json(summary) if json_output else _show(summary)
     if summary["failed"]:
         raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _errors_of(output: Path) -> Path:
+    return output.with_suffix(".errors.jsonl")
+
+
+def _job(source: Input, output: Path, folder: Path, model: str) -> Job:
+    """What is left to do, written into the folder. Raises UsageError, RecordWriteError."""
+    from inferloop.cli.batch_files import answered_in, write_rest
+
+    known = answered_in(output)
+    if strangers := known.keys() - {row.custom_id for row in source.rows}:
+        raise UsageError(
+            f"{output} has answers to rows that {source.path} has not, such as {min(strangers)!r}; choose another"
+        )
+    rest = folder / "input.jsonl"
+    num_rest, digest = write_rest(source, known, model if source.num_unnamed else None, rest)
+    run_id = _run_id(folder, source.path, digest) if num_rest else ""
+    if known:
+        stderr.print(f"{output} has {len(known)} answers already; {num_rest} rows are left", markup=False)
+    return Job(source, rest, num_rest, {"inferloop_run": run_id}, output, _errors_of(output), folder)
 
 
 def _run_id(folder: Path, file: Path, digest: str) -> str:
@@ -128,8 +137,9 @@ def _run_id(folder: Path, file: Path, digest: str) -> str:
         return str(run["id"])
 
 
-async def _run(job: Job, target: str, model: str, cache_dir: Path | None) -> BatchView:
-    """Until the batch has ended and its answers are in the output."""
+async def _run(job: Job, target: str, model: str, cache_dir: Path | None) -> tuple[BatchView, int]:
+    """The batch, and how many rows the output answers now: works until the batch has ended and its answers
+    are there."""
     from inferloop.cli.batch_client import BatchClient
 
     async with _server(job, target, model, cache_dir) as url:
@@ -141,8 +151,7 @@ async def _run(job: Job, target: str, model: str, cache_dir: Path | None) -> Bat
             patience_s = _PATIENCE_S if wire.is_url(target) else _PATIENCE_OURS_S
             view = await _wait(client, view, job.num_rest, patience_s)
             _check(job, view)
-            await _collect(client, job, view)
-            return view
+            return view, await _collect(client, job, view)
         finally:
             await client.close()
 
@@ -208,8 +217,9 @@ def _check(job: Job, view: BatchView) -> None:
         raise wrong_lines(job.source.path, [(p.line, p.message) for p in problems] or [(None, "the batch failed")])
 
 
-async def _collect(client: BatchClient, job: Job, view: BatchView) -> None:
-    """Put the answers into the output, and tidy up on the server what we brought there."""
+async def _collect(client: BatchClient, job: Job, view: BatchView) -> int:
+    """Put the answers into the output, and tidy up on the server what we brought there. Gives how many answers the
+    output has: a run that was cut short at the end may have put these answers there before."""
     from inferloop.cli.batch_files import merge
 
     answers, failures = job.folder / "output.jsonl", job.folder / "errors.jsonl"
@@ -217,7 +227,7 @@ async def _collect(client: BatchClient, job: Job, view: BatchView) -> None:
         path.unlink(missing_ok=True)
         if file_id is not None:
             await client.download(file_id, path)
-    merge(job.source, [job.output, answers], job.output)
+    num_answered = merge(job.source, [job.output, answers], job.output)
     if not merge(job.source, [failures], job.errors):
         job.errors.unlink(missing_ok=True)
     (job.folder / _RUN).unlink()  # from here on another run begins anew: the files on the server go
@@ -225,21 +235,21 @@ async def _collect(client: BatchClient, job: Job, view: BatchView) -> None:
         if file_id is not None:
             with contextlib.suppress(UsageError, EnvironmentLacksError, HttpError):  # they are only litter now
                 await client.delete(file_id)
+    return num_answered
 
 
-def _summary(job: Job, view: BatchView | None, num_known: int, duration_s: float) -> dict[str, Any]:
-    counts = view.request_counts if view is not None else None
-    usage = view.usage if view is not None else None
-    num_completed = counts.completed if counts is not None else 0
+def _summary(job: Job, done: tuple[BatchView, int] | None, duration_s: float) -> dict[str, Any]:
     num_rows = len(job.source.rows)
-    failed = num_rows - num_known - num_completed  # those that never ran, too
+    view, num_answered = done if done is not None else (None, num_rows)
+    usage = view.usage if view is not None else None
+    failed = num_rows - num_answered  # those that never ran, too
     return {
         "kind": "batch",
         "status": view.status if view is not None else "completed",
         "rows": num_rows,
-        "completed": num_known + num_completed,
+        "completed": num_answered,
         "failed": failed,
-        "kept": num_known,
+        "kept": num_rows - job.num_rest,
         "input_tokens": usage.input_tokens if usage is not None else 0,
         "output_tokens": usage.output_tokens if usage is not None else 0,
         "duration_s": round(duration_s, 3),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import fcntl
 import hashlib
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +28,8 @@ class _Model(Struct):
 
 class _Answered(Struct):
     custom_id: str
+    response: Raw
+    """null where a row never ran. It is what no line of an input has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,36 @@ class Input:
     rows: tuple[Row, ...]
     models: frozenset[str]
     num_unnamed: int
+
+
+@contextlib.contextmanager
+def held(folder: Path, output: Path) -> Iterator[None]:
+    """The folder of a run, made if need be, for this process alone; removed when nothing was put into it.
+
+    Raises UsageError when it cannot be made, or another run has it.
+    """
+    path = folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"--output {output}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = os.path.samestat(os.fstat(lock), path.stat())  # a run that ended meanwhile has removed it
+        except OSError:
+            ours = False
+        if not ours:
+            raise UsageError(f"--output {output}: another run is writing it; wait for its end")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if [entry.name for entry in folder.iterdir()] == [path.name]:
+                    shutil.rmtree(folder)
+    finally:
+        os.close(lock)
 
 
 def read_input(path: Path, *, with_default_model: bool) -> Input:
@@ -68,7 +105,7 @@ def _first_url(path: Path) -> str:
     with path.open("rb") as file:
         while line := file.readline(MAX_BODY_BYTES):
             try:
-                return msgspec.json.decode(line, type=InputRow).url
+                return msgspec.json.decode(line.removeprefix(codecs.BOM_UTF8), type=InputRow).url
             except (msgspec.MsgspecError, RecursionError):
                 continue
     return ""
@@ -82,16 +119,19 @@ def answered_in(path: Path) -> dict[str, tuple[int, int]]:
     """(offset, length) of each answer of an output file, by custom_id; empty when there is no file. Raises UsageError
     for a file that is something else."""
     found: dict[str, tuple[int, int]] = {}
-    if not path.exists():
-        return found
     offset = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                found[msgspec.json.decode(line, type=_Answered).custom_id] = (offset, len(line))
-            except msgspec.MsgspecError:
-                raise UsageError(f"{path}:{number}: not the output of a batch; choose another --output") from None
-            offset += len(line)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    found[msgspec.json.decode(line, type=_Answered).custom_id] = (offset, len(line))
+                except (msgspec.MsgspecError, RecursionError):
+                    raise UsageError(f"{path}:{number}: not the output of a batch; choose another --output") from None
+                offset += len(line)
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
     return found
 
 
@@ -139,9 +179,12 @@ def merge(source: Input, parts: list[Path], target: Path) -> int:
     try:
         with partial.open("wb") as out:
             out.writelines(_lines(source, places))
+            out.flush()
+            os.fsync(out.fileno())  # where the answers come from is deleted next
         partial.replace(target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise RecordWriteError(f"cannot write {target}: {error.strerror}") from None
     return len(places)
 

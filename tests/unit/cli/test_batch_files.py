@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inferloop.cli.batch_files import answered_in, merge, read_input, write_rest
+from inferloop.cli.batch_files import answered_in, held, merge, read_input, write_rest
 from inferloop.core.errors import UsageError
 
 URL = "/v1/completions"
@@ -19,7 +20,7 @@ def row(name: str, **body: Any) -> str:
 
 
 def answers(*names: str, tag: str = "") -> str:
-    return "".join(json.dumps({"custom_id": name, "tag": tag}) + "\n" for name in names)
+    return "".join(json.dumps({"custom_id": name, "response": None, "tag": tag}) + "\n" for name in names)
 
 
 def test_the_rest_keeps_its_lines_and_gets_the_model(tmp_path: Path) -> None:
@@ -63,8 +64,36 @@ def test_merge_keeps_the_order_of_the_input_and_the_latest_answer(tmp_path: Path
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_an_output_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["my notes", row("a"), '{"custom_id": ' + "[" * 10_000])
+def test_an_output_that_is_something_else_is_left_alone(tmp_path: Path, text: str) -> None:
+    """Another input above all: its rows look as if they had been answered."""
     path = tmp_path / "notes.txt"
-    path.write_text("my notes\n")
+    path.write_text(text + "\n")
     with pytest.raises(UsageError, match="not the output of a batch"):
         answered_in(path)
+    with pytest.raises(UsageError, match="Is a directory"):
+        answered_in(tmp_path)
+
+
+def test_a_byte_order_mark_hides_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("\ufeff" + row("a", model="m") + "\n" + row("b", model="m"))
+    source = read_input(path, with_default_model=False)
+    assert write_rest(source, {}, None, tmp_path / "rest.jsonl")[0] == 2
+    assert (tmp_path / "rest.jsonl").read_text().startswith('{"custom_id"')
+
+
+def test_one_run_at_a_time_has_the_folder(tmp_path: Path) -> None:
+    folder, output = tmp_path / "deep" / "out.batch", tmp_path / "out.jsonl"
+    with held(folder, output), pytest.raises(UsageError, match="another run"), held(folder, output):
+        raise AssertionError("two at once")
+    assert not folder.exists()  # nothing was put into it
+    with held(folder, output):
+        (folder / "run.json").touch()
+    with held(folder, output):
+        assert (folder / "run.json").exists()
+        shutil.rmtree(folder)  # what a run does at its end
+        with held(folder, output):
+            pass
+    with pytest.raises(UsageError, match="--output"), held(Path("/dev/null/out.batch"), output):
+        raise AssertionError("no folder")
