@@ -226,7 +226,7 @@ def _run(
             folder = stack.enter_context(contextlib.closing(Folder(batch_dir)))
             max_running = options.max_sequences if script is None else script.max_concurrency
             max_waiting = options.max_waiting if script is None else script.max_waiting
-            batch = BatchConfig(folder, places_for_rows(max_running, max_waiting))
+            batch = BatchConfig(folder, places_for_rows(max_running, max_waiting), max_running + max_waiting)
         run = functools.partial(run_server, sock=sock, port_file=port_file, tell=tell if is_interactive() else None)
         sink = DropSink() if events is None else JsonlSink(events)
         content_sink = None if config.content_path is None else JsonlSink(config.content_path)

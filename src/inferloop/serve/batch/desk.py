@@ -28,7 +28,8 @@ class Desk:
     async def ask(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """A method of the store, after all that was asked before. Cancelled, it is done all the same."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, functools.partial(method, *args, **kwargs))
+        asked = loop.run_in_executor(self._thread, functools.partial(method, *args, **kwargs))
+        return await asyncio.shield(asked)
 
     async def record(self, answer: Answer) -> None:
         """Returns when the answer is on disk. Those that come during a transaction share the next one."""

@@ -35,7 +35,7 @@ class FileEndpoints:
                 record = _record(file_id, form, batches.now_s())
                 await asyncio.to_thread(folder.make_whole, file_id)
                 await desk.ask(desk.store.add_file, record)
-            except BaseException:
+            except Exception:  # cancelled, it may be known by now; what is not goes with the next start
                 folder.remove(file_id)
                 raise
         except OSError as error:

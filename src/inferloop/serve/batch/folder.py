@@ -21,7 +21,8 @@ class Folder:
         self.path = path
         self._files = path / "files"
         try:
-            self._files.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # people's texts lie here
+            self._files.mkdir(mode=0o700, exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UsageError(f"--batch-dir {path}: {error.strerror}") from None

@@ -15,6 +15,11 @@ from inferloop.serve.finish import Attempt
 
 
 class Kind(Protocol):
+    @property
+    def at_once(self) -> bool:
+        """Whether the engine must take in all choices of a row together."""
+        ...
+
     def check(self, body: bytes, info: GeneratorInfo) -> int:
         """The places that the request takes in the engine. Raises RequestError naming the field."""
         ...
@@ -28,6 +33,7 @@ class Kind(Protocol):
 @dataclass(frozen=True, slots=True)
 class Generating:
     dialect: Dialect
+    at_once = True
 
     def check(self, body: bytes, info: GeneratorInfo) -> int:
         call = self.dialect.parse(body, info)
@@ -46,6 +52,8 @@ class Generating:
 
 
 class Embedding:
+    at_once = False
+
     def check(self, body: bytes, info: GeneratorInfo) -> int:
         call = parse_embeddings(body, info)
         _check_priority(call.priority)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from typing import BinaryIO
 
-from inferloop.core.ids import new_id
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
 from inferloop.serve.batch.records import BatchRecord, FileRecord
 from inferloop.serve.batch.row import RowError, line_of
 from inferloop.serve.batch.wire import Status
 
-_CHUNK = 256
+_CHUNK_BYTES = 4 << 20
+"""About what is held in memory of answers at a time, or one of them."""
 _NEVER_RAN: dict[Status, RowError] = {
     "expired": RowError(code="batch_expired", message="The completion window ended before this request was answered"),
     "cancelled": RowError(code="batch_cancelled", message="The batch was cancelled before this request was answered"),
@@ -24,11 +25,12 @@ async def write_output(
     desk: Desk, folder: Folder, batch: BatchRecord, status: Status, at_s: int
 ) -> tuple[FileRecord | None, FileRecord | None]:
     """(output file, error file), each None when it would be empty. They are whole and durable on return, and known to
-    nobody yet. Raises OSError, sqlite3.Error."""
-    output, errors = _Writer(folder, f"{batch.id}_output.jsonl"), _Writer(folder, f"{batch.id}_error.jsonl")
+    nobody yet. Written again they have the same ids, so that one try leaves nothing beside the next. Raises OSError,
+    sqlite3.Error."""
+    output, errors = _Writer(folder, batch.id, "output"), _Writer(folder, batch.id, "error")
     try:
         after = 0
-        while chunk := await desk.ask(desk.store.answers, batch.id, after=after, limit=_CHUNK):
+        while chunk := await desk.ask(desk.store.answers, batch.id, after=after, max_bytes=_CHUNK_BYTES):
             after = chunk[-1][0]
             good: list[bytes] = []
             bad: list[bytes] = []
@@ -49,9 +51,9 @@ async def write_output(
 class _Writer:
     """One file, created with its first line."""
 
-    def __init__(self, folder: Folder, filename: str) -> None:
-        self._folder, self._filename = folder, filename
-        self._id = new_id("file")
+    def __init__(self, folder: Folder, batch_id: str, kind: str) -> None:
+        self._folder, self._filename = folder, f"{batch_id}_{kind}.jsonl"
+        self._id = f"file-{batch_id.removeprefix('batch-')}-{kind}"
         self._file: BinaryIO | None = None
         self._num_bytes = 0
 
@@ -73,5 +75,6 @@ class _Writer:
 
     def drop(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what a full disk did not take does not fit now either
+                self._file.close()
             self._folder.remove(self._id)

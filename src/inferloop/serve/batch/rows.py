@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,6 +87,8 @@ def check_rows(
         while line := file.readline(limit + 1):
             number += 1
             start, offset = offset, offset + len(line)
+            if number == 1 and line.startswith(codecs.BOM_UTF8):  # some editors begin files with it
+                start, line = start + len(codecs.BOM_UTF8), line.removeprefix(codecs.BOM_UTF8)
             if len(line) > limit:
                 checked.add(LineError(code="line_too_long", message=f"The line exceeds {limit} bytes", line=number))
                 while line and not line.endswith(b"\n"):

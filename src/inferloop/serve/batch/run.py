@@ -37,9 +37,16 @@ class BatchRunner:
     """Lives on one event loop. `num_answered` counts the rows that this process answered, by how they ended."""
 
     def __init__(
-        self, replica: Replica, folder: Folder, desk: Desk, kinds: Mapping[str, Kind], max_choices: int
+        self,
+        replica: Replica,
+        folder: Folder,
+        desk: Desk,
+        kinds: Mapping[str, Kind],
+        max_choices: int,
+        capacity: int,
     ) -> None:
         self._replica, self._folder, self._desk, self._kinds = replica, folder, desk, kinds
+        self._capacity = capacity
         self._gate = Gate(max_choices)
         self._turn, self._validation = asyncio.Lock(), asyncio.Lock()
         self.jobs: dict[str, Job] = {}
@@ -78,10 +85,12 @@ class BatchRunner:
     async def _work(self, job: Job) -> None:
         """Until the batch has ended, whatever fails on the way: everything that was recorded stays, the rest is begun
         again."""
-        store, batch_id = self._desk.store, job.record.id
+        batch_id, failed = job.record.id, False
         try:
             while True:
                 try:
+                    if failed and await self._ended(job):
+                        return
                     while self._must_wait(job):  # noqa: ASYNC110  another side's state
                         await asyncio.sleep(_POLL_S)
                     await self._try(job)
@@ -89,35 +98,43 @@ class BatchRunner:
                 except Exception as error:
                     text = str(error) if isinstance(error, InferloopError | OSError) else ""
                     log.warning("batch %s stopped, goes on in %g s: %s %s", batch_id, _RETRY_S, _names(error), text)
-                    await asyncio.sleep(_RETRY_S)
-                    await self._desk.settle()
-                    record = await self._desk.ask(store.batch, batch_id)
-                    assert record is not None, "batches are never deleted"
-                    if record.status not in UNFINISHED:
-                        return
-                    job.record, job.num_left = record, record.num_left
+                failed = True
+                await asyncio.sleep(_RETRY_S)
         finally:
             del self.jobs[batch_id]
 
+    async def _ended(self, job: Job) -> bool:
+        """After a failure: see how far the batch is recorded, which may be further than was heard."""
+        await self._desk.settle()
+        record = await self._desk.ask(self._desk.store.batch, job.record.id)
+        assert record is not None, "batches are never deleted"
+        job.record, job.num_left = record, record.num_left
+        return record.status not in UNFINISHED
+
     def _must_wait(self, job: Job) -> bool:
         """For an engine that answers; not to end a batch, which needs none."""
-        ends = job.cancelled or job.record.status == "cancelling" or self.now_s() >= job.record.expires_at
+        ends = job.cancelled or job.record.status in ("cancelling", "finalizing") or self._seconds_left(job) == 0
         return self._replica.draining or (not ends and self._replica.not_ready() is not None)
+
+    def _seconds_left(self, job: Job) -> int | None:
+        """Of the completion window; None when all rows were answered in it."""
+        return None if job.record.status == "finalizing" else max(0, job.record.expires_at - self.now_s())
 
     async def _try(self, job: Job) -> None:
         """The whole way from where the batch stands."""
         store, record = self._desk.store, job.record
         ending: Status = "completed"
         job.cancelled = job.cancelled or record.status == "cancelling"
-        seconds_left = 0 if job.cancelled else max(0, record.expires_at - self.now_s())
         try:
-            async with asyncio.timeout(seconds_left) as job.deadline:
+            async with asyncio.timeout(0 if job.cancelled else self._seconds_left(job)) as job.deadline:
                 await asyncio.sleep(0)  # a window that has ended ends here
                 if record.status == "validating" and await self._refused(job):
                     return
                 if record.status != "finalizing":
                     await self._answer(job)
         except TimeoutError:
+            if job.deadline is None or not job.deadline.expired():
+                raise  # the disk's
             ending = "expired"
         finally:
             job.deadline = None
@@ -147,7 +164,11 @@ class BatchRunner:
         def check_body(body: bytes) -> int:
             if len(body) > self._replica.config.max_body_bytes:
                 raise RequestError("the body is too large", param="body", code="request_too_large")
-            return kind.check(body, info)
+            num_choices = kind.check(body, info)
+            if kind.at_once and num_choices > self._capacity:  # it would meet a full queue for ever
+                message = f"this server runs and queues {self._capacity} choices, the row has {num_choices}"
+                raise RequestError(message, param="n", code="too_many_choices")
+            return num_choices
 
         path = self._folder.file(record.input_file_id)
         return check_rows(path, record.endpoint, check_body, max_body_bytes=self._replica.config.max_body_bytes)

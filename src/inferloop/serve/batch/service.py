@@ -24,10 +24,12 @@ def places_for_rows(max_running: int, max_waiting: int) -> int:
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
     """`folder` is held by this process; closing it is its opener's. At most `max_choices` of rows are in the engine at
-    once (see `places_for_rows`)."""
+    once (see `places_for_rows`), but for a row that has more of its own: at most `capacity`, which is what the engine
+    can run and queue."""
 
     folder: Folder
     max_choices: int = 32
+    capacity: int = 128
 
 
 class Batches:
@@ -38,7 +40,7 @@ class Batches:
         store = Store(config.folder.database)
         config.folder.remove_others(store.file_ids())
         self.desk = Desk(store)
-        self.runner = BatchRunner(replica, self.folder, self.desk, KINDS, config.max_choices)
+        self.runner = BatchRunner(replica, self.folder, self.desk, KINDS, config.max_choices, config.capacity)
         self._work: asyncio.Task[None] | None = None
         replica.metrics.batch_rows = self._rows
 
@@ -58,5 +60,6 @@ class Batches:
     def _rows(self) -> BatchRows:
         jobs = self.runner.jobs.values()
         num_running = sum(job.num_running for job in jobs)
-        num_waiting = sum(job.num_left for job in jobs) - num_running
+        # a row that has its answer leaves `num_left` a moment before `num_running`
+        num_waiting = sum(max(0, job.num_left - job.num_running) for job in jobs)
         return BatchRows(num_waiting, num_running, **self.runner.num_answered)

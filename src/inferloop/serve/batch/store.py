@@ -44,6 +44,8 @@ _BATCH = (
     "id, endpoint, input_file_id, status, created_at, expires_at, metadata, output_file_id, error_file_id, errors, "
     "stamps, num_rows, num_completed, num_failed, num_input, num_cached, num_output"
 )
+_ROW_BYTES = 1024
+"""More than a row without an answer takes in memory."""
 _ROW = 'number, custom_id, "offset", length, num_choices'
 
 
@@ -213,15 +215,25 @@ class Store:
                          answer.batch_id),
                     )  # fmt: skip
 
-    def answers(self, batch_id: str, *, after: int, limit: int) -> list[tuple[int, str, RowState | None, bytes | None]]:
+    def answers(
+        self, batch_id: str, *, after: int, max_bytes: int
+    ) -> list[tuple[int, str, RowState | None, bytes | None]]:
         """(line, custom_id, state, what was recorded) in the order of the input; None twice for a row that was not
-        answered."""
+        answered. At least one, if there is any, and as many as begin within `max_bytes`."""
         rows = self._db.execute(
             "SELECT number, custom_id, NULLIF(state, 'pending'), line FROM rows WHERE batch_id = ? AND number > ? "
-            "ORDER BY number LIMIT ?",
-            (batch_id, after, limit),
+            "ORDER BY number",
+            (batch_id, after),
         )
-        return rows.fetchall()
+        found: list[tuple[int, str, RowState | None, bytes | None]] = []
+        num_bytes = 0
+        for row in rows:
+            found.append(row)
+            num_bytes += _ROW_BYTES + len(row[3] or b"")
+            if num_bytes >= max_bytes:
+                rows.close()
+                break
+        return found
 
     def _add_file(self, file: FileRecord) -> None:
         self._db.execute(

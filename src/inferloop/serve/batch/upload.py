@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -75,7 +76,8 @@ class Form:
     def drop(self) -> None:
         """Leave nothing on disk."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what a full disk did not take does not fit now either
+                self._file.close()
         self._path.unlink(missing_ok=True)
 
     def _on_part_begin(self) -> None:

@@ -46,6 +46,12 @@ def test_right_rows_are_found_again_by_their_place(path: Path, end: str) -> None
     assert all(body["messages"][0]["content"] == "ünï" for body in bodies)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(path: Path) -> None:
+    checked = check(path, b"\xef\xbb\xbf" + line("a").encode() + b"\r\n" + line("b").encode())
+    assert checked.all_errors() == [] and [row.custom_id for row in checked.rows] == ["a", "b"]
+    assert all(json.loads(read_body(path, row))["model"] == "m" for row in checked.rows)
+
+
 def test_every_wrong_line_is_told(path: Path) -> None:
     wrong = [
         (line("twice"), None),

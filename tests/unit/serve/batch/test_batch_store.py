@@ -53,7 +53,10 @@ def test_a_batch_reads_back_after_a_restart(path: Path) -> None:
     assert batch.tokens == Tokens(8, 4, 6)
     assert [r.number for r in store.pending("b", after=0, limit=10)] == [1, 3, 5]
     assert [r.number for r in store.pending("b", after=1, limit=1)] == [3]
-    assert store.answers("b", after=0, limit=10)[:2] == [(1, "c1", None, None), (2, "c2", "completed", b"completed 2")]
+    assert store.answers("b", after=0, max_bytes=9999)[:2] == [
+        (1, "c1", None, None),
+        (2, "c2", "completed", b"completed 2"),
+    ]
     assert store.unfinished() == [batch]
     store.close()
 
@@ -71,7 +74,7 @@ def test_the_first_answer_to_a_row_counts(
     assert batch is not None
     states = list(first.values())
     assert (batch.num_completed, batch.num_failed) == (states.count("completed"), states.count("failed"))
-    found = {number: state for number, _, state, _ in store.answers("b", after=0, limit=10) if state}
+    found = {number: state for number, _, state, _ in store.answers("b", after=0, max_bytes=9999) if state}
     assert found == first
     store.close()
 
@@ -103,7 +106,7 @@ def test_moves_that_come_too_late_change_nothing(path: Path) -> None:
     assert (batch.status, batch.output_file_id, batch.error_file_id, batch.errors) == ("cancelled", "o", None, ())
     assert batch.stamps == {"in_progress": 3, "cancelling": 5, "cancelled": 7}
     store.record([answer(1)])  # of a row that was in the engine
-    assert store.batch("b") == batch and store.answers("b", after=0, limit=1) == []
+    assert store.batch("b") == batch and store.answers("b", after=0, max_bytes=1) == []
     store.close()
 
 
