@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from inferloop.serve.config import ServeConfig
 
 
+_MAX_S = 86400.0
+_MAX_MS = 1000 * _MAX_S
+"""Durations without end are told by leaving the option out."""
+
+
 class Backend(StrEnum):
     embedded = "embedded"
     scripted = "scripted"
@@ -76,7 +81,7 @@ def serve(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="One answer per prompt and seed, whatever the batch (fp32; slower).")
     ] = False,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests that run together.")] = 32,
+    max_num_seqs: Annotated[int, typer.Option(min=1, max=65536, help="Most requests that run together.")] = 32,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Token budget of one step.")] = 256,
     max_num_waiting: Annotated[int, typer.Option(min=0, help="Most requests that queue; more get a 503.")] = 256,
     max_num_waiting_tokens: Annotated[
@@ -85,15 +90,23 @@ def serve(
     ] = None,
     tpot_objective_ms: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Prefill beside answers only what keeps their time per token within this."),
+        typer.Option(
+            min=0.001, max=_MAX_MS, help="Prefill beside answers only what keeps their time per token within this."
+        ),
     ] = None,
     max_ttft_ms: Annotated[
         float | None,
-        typer.Option(min=0.001, help="503 at once for a queued request whose first token cannot come within this."),
+        typer.Option(
+            min=0.001, max=_MAX_MS, help="503 at once for a queued request whose first token cannot come within this."
+        ),
     ] = None,
     request_timeout_s: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Longest that a request may take; its header x-request-timeout-ms may say less."),
+        typer.Option(
+            min=0.001,
+            max=_MAX_S,
+            help="Longest that a request may take; its header x-request-timeout-ms may say less.",
+        ),
     ] = None,
     kv_memory_mib: Annotated[int, typer.Option(min=1, help="Memory for the KV cache.")] = 512,
     context_length: Annotated[
@@ -136,7 +149,7 @@ def serve(
     ] = None,
     metric_aliases: Annotated[MetricAliases | None, typer.Option(help="Expose metrics under these names too.")] = None,
     drain_timeout_s: Annotated[
-        float, typer.Option(min=0, max=86400, help="On SIGTERM, how long running requests may take.")
+        float, typer.Option(min=0, max=_MAX_S, help="On SIGTERM, how long running requests may take.")
     ] = 30.0,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one object on stdout if it fails, too; the bound port always is one.")

@@ -58,3 +58,22 @@ def test_queue_pace_and_time_flags_arrive(monkeypatch: pytest.MonkeyPatch) -> No
     assert (options.max_waiting_tokens, options.tpot_objective_ms, options.max_ttft_ms) == (1000, 40.0, 900.0)
     assert [value.request_timeout_s for value in seen if hasattr(value, "request_timeout_s")] == [30.0]
     assert CliRunner().invoke(app, ["serve", "m", "--tpot-objective-ms", "0"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--request-timeout-s", "inf"),
+        ("--request-timeout-s", "1e300"),
+        ("--tpot-objective-ms", "inf"),
+        ("--max-ttft-ms", "inf"),
+        ("--drain-timeout-s", "inf"),
+        ("--max-num-seqs", "99999999999"),
+    ],
+)
+def test_what_no_clock_or_memory_can_hold_is_refused_by_name(
+    flag: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "_run", lambda *_: None)
+    result = CliRunner().invoke(app, ["serve", "m", flag, value])
+    assert (result.exit_code, flag in result.output) == (2, True), result.output
