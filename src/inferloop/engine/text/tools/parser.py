@@ -106,16 +106,14 @@ class ToolParser:
     def _drop_call(self) -> None:
         """It was text after all."""
         self._brackets = None
-        for char in self._opener + "".join(self._body):
-            self._show(char)
+        self._show(self._opener + "".join(self._body))
 
     def _show(self, text: str) -> None:
-        for char in text:
-            if char in self._dialect.separators:
-                self._gap.append(char)
-            else:
-                self._emit("".join(self._gap) + char)
-                self._gap, self._after_call = [], False
+        shown = text.rstrip(self._dialect.separators)
+        if shown:
+            self._emit("".join(self._gap) + shown)
+            self._gap, self._after_call = [], False
+        self._gap.append(text[len(shown) :])
 
     def _emit(self, text: str) -> None:
         if text and self._events and isinstance(self._events[-1], str):
