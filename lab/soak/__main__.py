@@ -95,6 +95,7 @@ async def soak(folder: Path, minutes: float, seed: int, num_clients: int) -> dic
         "checks": [asdict(check) for check in checks],
         "counts": dict(sorted(ledger.counts.items())) | {"requests": len(ledger.sent)},
         "counters": counters,
+        "rss_mib": [[round(s.t_s - start_s), round(s.rss_mib)] for s in samples[:: max(1, len(samples) // 60)]],
         "problems": ledger.problems,
     }
 

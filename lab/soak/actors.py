@@ -135,7 +135,8 @@ class Actors:
         self._ledger.counts["refusals"] += 1
         with contextlib.suppress(ValueError, KeyError, TypeError):
             error = json.loads(reply.body)["error"]
-            if reply.status == refusal.status and refusal.param in (None, error["param"]):
+            named = (error["param"] or "").partition("[")[0]
+            if reply.status == refusal.status and (refusal.param is None or refusal.param.partition("[")[0] == named):
                 return
         self._ledger.problem(f"{refusal.name}: status {reply.status}: {reply.body[:300]!r}")
 
