@@ -75,6 +75,7 @@ async def prepare(
         with_timings=with_timings,
         token_bytes=codec.token_bytes if codec is not None else _no_bytes,
         echoes=echoes,
+        usage_so_far=(lambda: attempt.usage) if call.continuous_usage else None,
     )
     request = GenerateRequest(
         attempt.request_id,

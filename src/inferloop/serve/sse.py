@@ -36,6 +36,8 @@ class AnswerHead:
     token_bytes: Callable[[int], bytes]
     echoes: tuple[str, ...] = ("",)
     """What each choice's text begins with; as many as there are choices."""
+    usage_so_far: Callable[[], Usage] | None = None
+    """Asked for every chunk of a stream that tells it."""
 
 
 class Encoder(Protocol):
@@ -77,13 +79,16 @@ class ChunkWriter:
         fields = _dumps({"id": head.id, "object": object_, "created": head.created, "model": head.model})
         self._open = b"data: " + fields[:-1] + b',"choices":['
         self._include_usage, self._with_timings = head.call.include_usage, head.with_timings
-        self._usage = b',"usage":null' if self._include_usage else b""
+        self._no_usage, self._usage_so_far = b',"usage":null' if self._include_usage else b"", head.usage_so_far
         self._counts_tokens = head.with_timings or head.call.return_token_ids
 
     def choice(self, choice: bytes, timings: Timings | None, told: bytes = b"") -> bytes:
         """`told` are more fields of the chunk, beginning with a comma."""
         extension = b',"inferloop":' + _dumps(timings) if self._with_timings and timings is not None else b""
-        return b"".join((self._open, choice, b"]", told, self._usage, extension, b"}\n\n"))
+        usage = self._no_usage
+        if self._usage_so_far is not None:
+            usage = b',"usage":' + _dumps(self._usage_so_far())
+        return b"".join((self._open, choice, b"]", told, usage, extension, b"}\n\n"))
 
     def closing(self, choice: bytes, usage: Usage, timings: Timings) -> bytes:
         """The last event before [DONE] has the timings."""

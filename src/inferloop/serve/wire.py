@@ -43,7 +43,10 @@ Unused = Annotated[Any, Meta(description="Accepted; has no influence on the answ
 
 
 class StreamOptions(Obfuscation, kw_only=True):
+    """`continuous_usage_stats`: every chunk has the usage so far, as with vLLM."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Common(Sampled, kw_only=True):
@@ -121,6 +124,8 @@ class Call:
     sampling: Sampling
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False
+    """In every chunk what the whole request has used so far, instead of null."""
     cache_salt: str = ""
     priority: int = 0
     num_per_prompt: int = 1
@@ -197,6 +202,10 @@ def _call(request: Common, prompts: tuple[Prompt, ...], sampling: Sampling) -> C
     options = request.stream_options
     check_stream_options(options, request)
     include_usage = bool(options and options.include_usage)
+    continuous_usage = bool(options and options.continuous_usage_stats)
+    if continuous_usage and not include_usage:
+        message = "stream_options.continuous_usage_stats needs include_usage to be true"
+        raise RequestError(message, param="stream_options.continuous_usage_stats")
     n = request.n or 1
     if n * len(prompts) > MAX_CHOICES:
         raise RequestError(f"{len(prompts)} prompts with n = {n} make more than {MAX_CHOICES} choices", param="n")
@@ -205,6 +214,7 @@ def _call(request: Common, prompts: tuple[Prompt, ...], sampling: Sampling) -> C
         sampling,
         bool(request.stream),
         include_usage,
+        continuous_usage=continuous_usage,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         num_per_prompt=n,

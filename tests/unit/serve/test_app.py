@@ -244,3 +244,24 @@ async def test_every_client_of_a_full_queue_gets_an_answer(stream: bool) -> None
             if answer.status == 503:
                 assert answer.header("retry-after") == "1" and json.loads(data)["error"]["code"] == "overloaded"
     assert statuses == [200] * 2 + [503] * 10
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_continuous_usage_grows_to_the_last(n: int) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    async with client_of(make(Script(ttft_ms=0, tpot_ms=0, text=TEXT, tokens_per_chunk=5))) as client:
+        for path, body in (("chat/completions", chat), ("completions", {"prompt": "hello", "max_tokens": 99})):
+            asked = {**body, "n": n, "stream": True, "stream_options": options}
+            events = events_of(await (await post(client, f"/v1/{path}", asked)).read())
+            counts = [event["usage"]["completion_tokens"] for event in events]
+            assert counts == sorted(counts) and counts[-1] == n * (len(TEXT.encode()) + 1)
+            assert len(set(counts)) > 5 and counts[0] <= 5
+            assert len({event["usage"]["prompt_tokens"] for event in events}) == 1
+            assert events[-1]["choices"] == [] and events[-1]["usage"]["prompt_tokens"] > 0
+        alone = await post(
+            client,
+            "/v1/chat/completions",
+            {**chat, "stream": True, "stream_options": {**options, "include_usage": False}},
+        )
+        assert (await alone.json())["error"]["param"] == "stream_options.continuous_usage_stats"
