@@ -129,3 +129,13 @@ def test_the_queue_does_not_grow_with_lookups() -> None:
     for _ in range(10_000):
         tree.match((), (1, 2, 3, 4), 4)
     assert len(tree._queue) < 200
+
+
+def test_near_misses_are_looked_for_among_the_newest_only() -> None:
+    """Thousands of conversations go on alike behind one beginning; a look-up must not compare them all."""
+    tree = RadixTree(SIZE)
+    for i in range(1000):
+        tree.child((), None, (1, i, 0), (i,))
+    assert tree.match((), (1, 999, 5), 3).num_partial == 2
+    assert tree.match((), (1, 0, 5), 3).num_partial == 1
+    assert len(tree.match((), (1, 0, 0, 7), 4).nodes) == 1, "whole blocks are found wherever they are"

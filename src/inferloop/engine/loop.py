@@ -17,7 +17,7 @@ from inferloop.core.request import BATCH_PRIORITY, TokenRequest
 from inferloop.core.units import NS_PER_MS, ns_to_ms
 from inferloop.engine.compute.runner import Runner, RunnerInfo
 from inferloop.engine.config import EngineConfig
-from inferloop.engine.roster import EndReason, Load, Roster, TokenUpdate
+from inferloop.engine.roster import EndReason, Roster, TokenUpdate
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.pace import StepLimits
 from inferloop.engine.schedule.pacer import Pacer, late_ones, num_decoding
@@ -133,9 +133,10 @@ class Engine:
             self._check_open(1, priority >= BATCH_PRIORITY)
 
     def retry_after_s(self) -> float:
-        """When what waits now will be through, by the measured speed; between 1 and 60 seconds. Any thread."""
+        """When what waits now, background work aside, will be through, by the measured speed; between 1 and 60 seconds.
+        Any thread."""
         with self._changed:
-            return self._retry_after_s(self._roster.load())
+            return self._pacer.retry_after_s(*self._roster.load().ahead_of(background=False))
 
     def _check_open(self, num_prompt: int, background: bool) -> None:
         """Caller holds the lock."""
@@ -146,10 +147,8 @@ class Engine:
         load = self._roster.load()
         reason = load.refuses(self._config, num_prompt, background)
         if reason is not None:
-            raise OverloadedError("the queue is full", retry_after_s=self._retry_after_s(load), reason=reason)
-
-    def _retry_after_s(self, load: Load) -> float:
-        return self._pacer.retry_after_s(load.queue_tokens, load.queue_output_tokens)
+            retry_after_s = self._pacer.retry_after_s(*load.ahead_of(background))
+            raise OverloadedError("the queue is full", retry_after_s=retry_after_s, reason=reason)
 
     def abort(self, request_id: str) -> None:
         """End a request with finish reason "abort", within two steps. Unknown ids are ignored. Any thread."""
@@ -165,7 +164,7 @@ class Engine:
             return replace(
                 self._stats,
                 num_waiting=len(self._roster) - self._stats.num_running,
-                num_background_waiting=load.num_background_waiting,
+                num_background_waiting=load.background.num_waiting,
                 queue_tokens=load.queue_tokens,
                 alive=alive,
                 tier=self._scheduler.tier_stats,  # it goes on between steps, and may be read at any time
@@ -178,6 +177,8 @@ class Engine:
         except BaseException as error:  # a panic of native code is no Exception
             _log.exception("the engine failed")
             self._fail(error)
+        finally:
+            self._scheduler.close()
 
     def _drain_doors(self) -> bool:
         """Take in what came from outside; sleep while there is nothing to do. False: the engine is to end."""
@@ -204,17 +205,21 @@ class Engine:
         if plan is None:
             return
         with self._changed:
+            if self._has_failed():
+                return  # given up while it planned
             self._roster.note(self._scheduler.changes, self._clock.now_ns())
             self._update_stats()
         self._runner.submit(plan)
         result = self._runner.wait()
-        if self._failure is not None:
+        if self._has_failed():
             return
         t_ns = self._clock.now_ns()
         self._num_decodes = num_decoding(plan)
         self._pacer.observe(plan, ns_to_ms(t_ns - t_begin_ns))
         updates = self._scheduler.commit(plan, result)
         with self._changed:
+            if self._has_failed():
+                return  # given up just now: everybody has been told
             emitted = [self._roster.advance(update, t_ns) for update in updates]
             self._update_stats(num_steps=1)
             if not self._roster:
@@ -242,11 +247,15 @@ class Engine:
             return
         t_ns = self._clock.now_ns()
         with self._changed:
-            emitted = [self._roster.end(request_id, reason, t_ns) for request_id in request_ids]
+            emitted = [self._roster.end(name, reason, t_ns) for name in request_ids if name in self._roster]
             self._update_stats()
             if not self._roster:
                 self._changed.notify_all()
         self._on_updates(emitted)
+
+    def _has_failed(self) -> bool:
+        """Also through another thread, that gave this one up while it hung."""
+        return self._failure is not None
 
     def _fail(self, error: BaseException) -> None:
         """The runner's state is unknown: everybody is told, nobody is let in any more."""

@@ -50,29 +50,42 @@ class _Member:
     num_preemptions: int = 0
     started: bool = False
 
-    @property
-    def waits(self) -> bool:
-        return self.t_scheduled_ns is None or self.t_preempted_ns is not None
+
+@dataclass(slots=True)
+class ClassLoad:
+    """Who is here of one class, and the tokens of those that wait: of their prompts, and what they will probably
+    generate."""
+
+    num_present: int = 0
+    num_waiting: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who is here at one moment. Queue tokens are the prompts of those that wait, of all classes and of the background
-    alone; `queue_output_tokens` what they will probably generate."""
+    """Who is here at one moment."""
 
-    num_present: int = 0
-    num_background: int = 0
-    num_background_waiting: int = 0
-    queue_tokens: int = 0
-    background_queue_tokens: int = 0
-    queue_output_tokens: int = 0
+    foreground: ClassLoad
+    background: ClassLoad
+
+    @property
+    def queue_tokens(self) -> int:
+        """Of all prompts that wait."""
+        return self.foreground.prompt_tokens + self.background.prompt_tokens
+
+    def ahead_of(self, background: bool) -> tuple[int, int]:
+        """Prompt and output tokens that wait before a newcomer. Background work is in nobody's way but its own."""
+        ahead = (self.foreground, self.background) if background else (self.foreground,)
+        return sum(one.prompt_tokens for one in ahead), sum(one.output_tokens for one in ahead)
 
     def refuses(self, config: ScheduleConfig, num_tokens: int, background: bool) -> str | None:
         """Why a prompt of `num_tokens` has no place any more: "queue_full" or "queue_tokens"; None when it has one. An
-        empty queue takes any prompt. Background work is in nobody's way but its own."""
-        if not has_room(config, self.num_present, self.num_background, background):
+        empty queue takes any prompt."""
+        num_background = self.background.num_present
+        if not has_room(config, self.foreground.num_present + num_background, num_background, background):
             return "queue_full"
-        before = self.queue_tokens if background else self.queue_tokens - self.background_queue_tokens
+        before, _ = self.ahead_of(background)
         if before and before + num_tokens > config.max_waiting_tokens:
             return "queue_tokens"
         return None
@@ -101,18 +114,16 @@ class Roster:
         self._members[request_id] = _Member(num_prompt_tokens, max_tokens, background)
 
     def load(self) -> Load:
-        """Counted anew, of a few hundred at most."""
-        members = self._members.values()
-        waiting = [m for m in members if m.waits]
-        behind = [m for m in waiting if m.background]
-        return Load(
-            num_present=len(members),
-            num_background=sum(m.background for m in members),
-            num_background_waiting=len(behind),
-            queue_tokens=sum(m.num_prompt_tokens for m in waiting),
-            background_queue_tokens=sum(m.num_prompt_tokens for m in behind),
-            queue_output_tokens=sum(int(min(m.max_tokens, self._likely_output)) for m in waiting),
-        )
+        """Counted anew, so that it cannot drift, in one pass: a flood of requests asks for it again and again."""
+        load, likely_output = Load(ClassLoad(), ClassLoad()), int(self._likely_output)
+        for member in self._members.values():
+            one = load.background if member.background else load.foreground
+            one.num_present += 1
+            if member.t_scheduled_ns is None or member.t_preempted_ns is not None:
+                one.num_waiting += 1
+                one.prompt_tokens += member.num_prompt_tokens
+                one.output_tokens += min(member.max_tokens, likely_output)
+        return load
 
     def note(self, changes: StepChanges, now_ns: int) -> None:
         """Stamp those that a step let in or put back."""

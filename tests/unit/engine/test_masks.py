@@ -166,3 +166,14 @@ def test_a_mask_that_breaks_ends_the_step() -> None:
     s.add(spec("a", 3, Broken()))
     with pytest.raises(RuntimeError, match="out of order"):
         step(s, runner)
+
+
+def test_the_thread_for_masks_ends_with_the_engine() -> None:
+    before = set(threading.enumerate())
+    s, runner = scheduler()
+    s.add(spec("a", 2, CountingMask()))
+    step(s, runner)
+    (thread,) = set(threading.enumerate()) - before
+    s.close()
+    thread.join(30.0)
+    assert not thread.is_alive()

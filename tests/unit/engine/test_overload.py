@@ -153,6 +153,27 @@ def test_background_work_takes_nobodys_place_in_the_queue() -> None:
     engine.stop()
 
 
+def test_background_work_makes_nobody_wait_longer_before_they_come_again() -> None:
+    def told(num_jobs: int, priority: int) -> float:
+        clock, ends = VirtualClock(), Ends()
+        runner = Timed(clock, StepTime())
+        engine = engine_of(runner, ends, clock, max_waiting=40)
+        hold(engine, runner)
+        for i in range(num_jobs):
+            engine.submit(request(f"job{i}", 20, priority=BATCH_PRIORITY, max_tokens=10))
+        for i in range(40):
+            engine.submit(request(f"r{i}", 20, max_tokens=10))
+        with pytest.raises(OverloadedError) as caught:
+            engine.submit(request("one too many", priority=priority))
+        if not priority:
+            assert engine.retry_after_s() == caught.value.retry_after_s
+        runner.release()
+        engine.stop()
+        return caught.value.retry_after_s
+
+    assert told(20, 0) == told(0, 0) < told(20, BATCH_PRIORITY)
+
+
 def test_who_can_no_longer_be_in_time_is_told_at_once() -> None:
     clock, ends = VirtualClock(), Ends()
     runner = Timed(clock, StepTime(fixed_ms=100.0, per_decode_ms=0.0, per_prefill_ms=0.0))
@@ -211,6 +232,28 @@ def test_a_long_prompt_beside_decodes_keeps_to_the_objective(objective_ms: float
     else:
         assert max(beside) <= objective_ms * 1.15
         assert sorted(beside)[len(beside) // 2] >= objective_ms * 0.85, "and makes use of it"
+
+
+@pytest.mark.parametrize("moment", ["schedule", "commit"])
+def test_who_was_given_up_while_a_step_went_on_is_told_once(moment: str, caplog: pytest.LogCaptureFixture) -> None:
+    clock, ends = VirtualClock(), Ends()
+    runner = Timed(clock, StepTime())
+    runner.release()
+    engine = Engine(runner, EngineConfig(), clock, ends)
+    inner = getattr(engine._scheduler, moment)
+
+    def outer(*args: object) -> object:
+        engine._fail(EngineError("the device hangs"))
+        return inner(*args)
+
+    setattr(engine._scheduler, moment, outer)
+    engine.start()
+    engine.submit(request("a", max_tokens=1))
+    ends.wait("a")
+    engine._thread.join(PATIENCE_S)
+    assert not engine._thread.is_alive()
+    assert ends.of["a"].finish_reason == "error"
+    assert not caplog.records, "nothing broke on top"
 
 
 def test_a_device_that_hangs_does_not_hang_the_process(

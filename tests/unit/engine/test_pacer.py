@@ -49,8 +49,13 @@ def plan(sizes: list[int], num_drafts: list[int]) -> StepPlan:
 def test_only_an_objective_limits_the_foreground() -> None:
     assert pacer().limits(0, True).foreground is None
     limits = pacer(tpot_objective_ms=40.0).limits(0, True)
-    assert limits.foreground == TimeLimit(40.0, TIME)
-    assert limits.num_prefill(False, num_decodes=4) == (40 - 10 - 4) / 0.5
+    assert limits.foreground == TimeLimit(20.0, TIME), "half of it: nothing is known of how far off an estimate may be"
+    assert limits.num_prefill(False, num_decodes=1) == (20 - 10 - 1) / 0.5
+    paced = pacer(tpot_objective_ms=40.0)
+    for _ in range(100):
+        paced.observe(plan([1, 30], [0, 0]), 25.0)
+    limit = paced.limits(0, True).foreground
+    assert limit is not None and 0.9 * 40.0 < limit.ms < 40.0
 
 
 def test_background_steps_are_short_while_others_may_come() -> None:
@@ -94,8 +99,8 @@ def test_when_to_come_back_is_work_by_speed(num_prompt: int, num_output: int, se
 
 
 def test_a_prompt_takes_longer_beside_decodes_under_an_objective() -> None:
-    paced, free = pacer(tpot_objective_ms=25.0), StepLimits()
-    limits = paced.limits(0, True)
+    paced, free = pacer(), StepLimits()
+    limits = StepLimits(foreground=TimeLimit(25.0, TIME))
     assert paced.prefill_ms(200, 0, limits) == 2 * 10 + 200 * 0.5
     assert paced.prefill_ms(200, 5, free) == 3 * 15 + 200 * 0.5
     assert paced.prefill_ms(200, 5, limits) == 10 * 15 + 200 * 0.5, "twenty tokens a step"

@@ -34,8 +34,8 @@ class MaskFiller:
     """Computes a step's masks beside the step: sampling, which needs them, comes last in it. One thread of its own,
     which the first mask starts. What is filled must not be moved on before its result was taken."""
 
-    def __init__(self, executor: Executor | None = None) -> None:
-        self._executor = executor
+    def __init__(self) -> None:
+        self._executor: Executor | None = None
 
     def fill(self, masks: Sequence[Mask | None], vocab_size: int) -> Future[UInt32] | None:
         """One packed row for each, all of it allowed where there is no mask; None when there is none at all."""
@@ -44,6 +44,11 @@ class MaskFiller:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="inferloop-masks")
         return self._executor.submit(_filled, masks, -(-vocab_size // 32))
+
+    def close(self) -> None:
+        """End the thread, once it is through with what it has."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
 
 
 def _filled(masks: Sequence[Mask | None], num_words: int) -> UInt32:

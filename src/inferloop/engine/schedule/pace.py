@@ -110,6 +110,11 @@ class StepTimeFit:
         self.num_steps = 0
 
     @property
+    def noise(self) -> float:
+        """By what share of the estimate a step usually misses it; 1 before there was any."""
+        return min(self._noise, 1.0)
+
+    @property
     def time(self) -> StepTime:
         fixed, decode, prefill = (self._theta / _SCALE).tolist()
         return StepTime(fixed, decode, prefill)

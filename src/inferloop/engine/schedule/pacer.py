@@ -58,7 +58,8 @@ class Pacer:
         is_recent = seen is not None and now_ms - seen < FOREGROUND_MEMORY_MS
         objective = self._tpot_objective_ms
         return StepLimits(
-            foreground=None if objective is None else TimeLimit(objective, self.time),
+            # short of it by what a step usually misses its estimate, lest every other one misses the objective
+            foreground=None if objective is None else TimeLimit(objective / (1 + self._fit.noise), self.time),
             background=TimeLimit(max(BACKGROUND_STEP_MS, self.time.fixed_ms * _BACKGROUND_FILL), self.time)
             if is_recent
             else None,

@@ -22,6 +22,8 @@ Tokens = tuple[int, ...]
 Blocks = tuple[int, ...]
 """One block number per KV group."""
 _MIN_STALE = 64
+_MAX_NEAR = 64
+"""Near misses looked at. Behind a common system prompt thousands of conversations begin with the same token."""
 
 
 class Node:
@@ -180,9 +182,11 @@ def _child(node: Node, tokens: Tokens) -> Node | None:
 
 
 def _closest(node: Node, tokens: Tokens) -> tuple[Node | None, int]:
-    """The child that agrees with the most of `tokens`, which are fewer than a block or match none."""
+    """The child that agrees with the most of `tokens`, which are fewer than a block or match none; of many that begin
+    alike, among the newest."""
     best, most = None, 0
-    for key, child in node.children.get(tokens[0], {}).items() if tokens else ():
+    alike = node.children.get(tokens[0], {}) if tokens else {}
+    for key, child in itertools.islice(reversed(alike.items()), _MAX_NEAR):
         num = next((i for i, (a, b) in enumerate(zip(key, tokens, strict=False)) if a != b), len(tokens))
         if num > most:
             best, most = child, num

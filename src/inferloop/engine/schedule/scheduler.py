@@ -227,6 +227,10 @@ class Scheduler:
                 self._vacate(sequence)
         return updates
 
+    def close(self) -> None:
+        """Nothing is scheduled any more: let go of threads."""
+        self._filler.close()
+
     def horizon(self, limits: StepLimits = NO_LIMITS) -> int:
         """How many coming steps, this state onward, plan the same sequences with one token each.
 
@@ -350,11 +354,11 @@ class Scheduler:
 
     def _plan_background_turn(self, step: Outline) -> None:
         """Every so often the first of those that pause gets a little further, or one is let in when none runs. It takes
-        nothing that another wants, so its turn may be lost."""
+        nothing that another wants, neither budget nor blocks nor time, so its turn may be lost."""
         self._num_paused_steps = (self._num_paused_steps + 1) % BACKGROUND_EVERY
-        if self._num_paused_steps or step.preempted or not step.budget:
+        step.prefill = min(step.prefill, MIN_PREFILL_TOKENS)
+        if self._num_paused_steps or step.preempted or not step.budget or not step.prefill:
             return
-        step.prefill = MIN_PREFILL_TOKENS
         paused, head = self._class_running(in_background=True), self._waiting.head
         if paused and paused[0].decoding:
             paused[0].drafts = ()
