@@ -66,7 +66,7 @@ def test_every_wrong_line_is_told(path: Path) -> None:
         (json.dumps({"custom_id": "g", "method": "POST", "url": CHAT}), "missing_required_parameter"),
         (line("h", extra=1), "unknown_parameter"),
         (line("i" * 600), "invalid_value"),
-        ('{"custom_id": "\\ud800", "method": "POST", "url": "/v1/chat/completions", "body": {}}', "invalid_json"),
+        ('{"custom_id": "\\ud800", "method": "POST", "url": "/v1/chat/completions", "body": {}}', "invalid_value"),
         ("[1]", "invalid_value"),
         ('{"custom_id": "n", "method": "POST", "url": "/v1/chat/completions", "body": ' + "[" * 5000, "invalid_json"),
         (line("ok"), None),
