@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from inferloop.core.clock import RealClock
-from inferloop.core.request import Sampling
+from inferloop.core.request import BATCH_PRIORITY, Sampling
 from inferloop.engine.blockstore.store import BlockStore, StoreConfig
-from inferloop.engine.compute.echo import EchoRunner, continuation
+from inferloop.engine.compute.echo import EchoRunner, continuation, hidden_state, prompt_logprob
 from inferloop.engine.schedule.keys import root_key
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
-from inferloop.engine.schedule.sequence import SequenceSpec
-from inferloop.engine.schedule.step import BlockData, StepPlan
+from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
+from inferloop.engine.schedule.step import BlockData, StepPlan, TokenLogprob
 from inferloop.engine.schedule.tier import BlockTier
 from inferloop.engine.stats import TierStats
 
@@ -74,6 +74,7 @@ class World:
         """When a request was admitted: how many tokens of it had been saved, and computed."""
         self.answers: dict[str, list[int]] = {}
         self.num_loaded = self.num_finished = self.num_cached = self.num_preemptions = 0
+        self.num_scored = self.num_pooled = 0
         self.restart()
 
     def restart(self) -> None:
@@ -90,6 +91,7 @@ class World:
         plan = self.scheduler.schedule()
         if plan is None:
             return
+        self.num_preemptions += len(self.scheduler.changes.preempted)
         for name in self.scheduler.changes.admitted:
             spec = self.live[name]
             self.bounds.setdefault(name, (longest_of(spec, self.saved), longest_of(spec, self.computed)))
@@ -103,18 +105,32 @@ class World:
             name, spec = update.request_id, self.live[update.request_id]
             self.answers[name] += update.token_ids
             self.add(self.computed, spec, len(self.tokens_of(spec)) - 1)
+            if update.prompt_logprobs is not None:
+                self.check_scores(spec, update.prompt_logprobs)
             if update.finish_reason is not None:
-                self.finish(spec, update.num_cached_tokens)
-                self.num_preemptions += update.num_preemptions
+                self.finish(spec, update)
                 del self.live[name]
         for name in aborted:
             del self.live[name]
         self.scheduler.check()
 
-    def finish(self, spec: SequenceSpec, num_cached: int) -> None:
-        name = spec.request_id
+    def check_scores(self, spec: SequenceSpec, found: tuple[TokenLogprob, ...]) -> None:
+        """Of every token, however much of the prompt lay in a tier when it came back from a preemption."""
+        prompt, self.num_scored = spec.prompt_token_ids, self.num_scored + 1
+        assert found == tuple(prompt_logprob(prompt[:i], prompt[i], 2, VOCAB) for i in range(1, len(prompt)))
+
+    def finish(self, spec: SequenceSpec, update: SequenceUpdate) -> None:
+        name, num_cached = spec.request_id, update.num_cached_tokens
         assert self.answers[name] == continuation(spec.prompt_token_ids, len(self.answers[name]), VOCAB)
         self.num_finished += 1
+        if spec.pool:
+            ends = range(1, len(spec.prompt_token_ids) + 1)
+            assert update.pooled is not None
+            assert (update.pooled == sum(hidden_state(spec.prompt_token_ids[:end]) for end in ends)).all()
+            self.num_pooled += 1
+        if spec.pool or spec.sampling.num_prompt_logprobs is not None:
+            assert num_cached == 0
+            return
         self.num_cached += num_cached
         low, high = self.bounds[name]
         # Beyond its full blocks, a prompt may start from a copied part of one.
@@ -174,11 +190,18 @@ def play(world: World, rng: random.Random, num_requests: int) -> None:
         stem = rng.choice(stems)[: rng.randrange(30)]
         prompt = (*stem, *(rng.randrange(3) for _ in range(rng.randrange(1, 8))))
         name = f"r{number}"
+        kind, num_output = rng.choice(["plain"] * 6 + ["scored", "pooled", "background"]), rng.randrange(1, 16)
         world.live[name] = SequenceSpec(
             name,
             prompt,
-            Sampling(temperature=0, max_tokens=rng.randrange(1, 12)),
+            Sampling(
+                temperature=0,
+                max_tokens=0 if kind == "pooled" else num_output,
+                num_prompt_logprobs=2 if kind == "scored" else None,
+            ),
+            priority=BATCH_PRIORITY if kind == "background" else 0,
             namespace=rng.choice([(), (), ("salt", "a"), ("adapter", "a")]),
+            pool=kind == "pooled",
         )
         world.answers[name] = []
         world.scheduler.add(world.live[name])
@@ -196,7 +219,7 @@ def test_everything_that_was_computed_is_found_again(seed: int) -> None:
     world = World(Hesitant(rng), rng, keeps_all=True)
     play(world, rng, 400)
     assert world.num_loaded > 100 and world.num_finished > 100 and world.num_cached > 500
-    assert world.num_preemptions > 0
+    assert world.num_preemptions > 0 and world.num_scored > 10 and world.num_pooled > 10
 
 
 @pytest.mark.parametrize("seed", range(4))
