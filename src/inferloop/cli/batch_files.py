@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from inferloop.core.errors import RecordWriteError, RequestError, UsageError
-from inferloop.serve.batch.rows import InputRow, Row, check_rows
+from inferloop.serve.batch.input import InputRow, Row, check_rows
 from inferloop.serve.decode import decode_body
 
 MAX_BODY_BYTES = 8 << 20

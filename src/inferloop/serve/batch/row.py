@@ -9,9 +9,9 @@ from msgspec import Raw, Struct
 
 from inferloop.core.errors import EngineError, InferloopError, OverloadedError, RequestError
 from inferloop.core.ids import TraceContext, new_id
+from inferloop.serve.batch.input import Row
 from inferloop.serve.batch.kinds import Kind
 from inferloop.serve.batch.records import Answer, RowState, Tokens
-from inferloop.serve.batch.rows import Row
 from inferloop.serve.errors import NOT_FAULTS, error_object, error_status, log_bug
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica

@@ -15,13 +15,12 @@ from inferloop.core.units import NS_PER_S
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
 from inferloop.serve.batch.gate import Gate
-from inferloop.serve.batch.job import Job
+from inferloop.serve.batch.input import Checked, Row, check_rows, read_body
+from inferloop.serve.batch.job import Job, Pace
 from inferloop.serve.batch.kinds import Kind
 from inferloop.serve.batch.output import write_output
-from inferloop.serve.batch.pace import Pace
 from inferloop.serve.batch.records import Answer, BatchRecord
 from inferloop.serve.batch.row import answer_row
-from inferloop.serve.batch.rows import Checked, Row, check_rows, read_body
 from inferloop.serve.batch.wire import UNFINISHED, Status
 from inferloop.serve.replica import Replica
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from inferloop.core.errors import UsageError
+from inferloop.serve.batch.input import Row
 from inferloop.serve.batch.records import Answer, BatchRecord, FileRecord, RowState, Tokens
-from inferloop.serve.batch.rows import Row
 from inferloop.serve.batch.wire import UNFINISHED, LineError, Status
 
 _VERSION = 1

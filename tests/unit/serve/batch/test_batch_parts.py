@@ -14,7 +14,7 @@ from inferloop.core.errors import RequestError
 from inferloop.core.units import NS_PER_S
 from inferloop.serve.batch import upload
 from inferloop.serve.batch.gate import Gate
-from inferloop.serve.batch.pace import Pace
+from inferloop.serve.batch.job import Pace
 from inferloop.serve.batch.service import places_for_rows
 from inferloop.serve.batch.upload import Form
 from inferloop.serve.errors import BodyTooLargeError

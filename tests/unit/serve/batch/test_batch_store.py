@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from inferloop.core.errors import UsageError
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
+from inferloop.serve.batch.input import Row
 from inferloop.serve.batch.records import Answer, BatchRecord, FileRecord, Tokens
-from inferloop.serve.batch.rows import Row
 from inferloop.serve.batch.store import Store
 from inferloop.serve.batch.wire import LineError
 

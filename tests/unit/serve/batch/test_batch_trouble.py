@@ -23,9 +23,9 @@ from inferloop.serve.app import build_app
 from inferloop.serve.batch import run
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
+from inferloop.serve.batch.input import Row
 from inferloop.serve.batch.output import write_output
 from inferloop.serve.batch.records import Answer, BatchRecord, FileRecord
-from inferloop.serve.batch.rows import Row
 from inferloop.serve.batch.service import BatchConfig
 from inferloop.serve.batch.store import Store
 from inferloop.serve.batch.upload import Form

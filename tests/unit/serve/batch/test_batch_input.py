@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from inferloop.backends.scripted import ScriptedGenerator
-from inferloop.serve.batch import rows as rows_module
-from inferloop.serve.batch.rows import Checked, check_rows, read_body
+from inferloop.serve.batch import input as input_module
+from inferloop.serve.batch.input import Checked, check_rows, read_body
 from inferloop.serve.wire import parse_chat
 
 CHAT = "/v1/chat/completions"
@@ -87,8 +87,8 @@ def test_a_line_that_is_too_long_costs_no_memory_and_no_other_line(path: Path) -
 
 
 def test_bounds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "MAX_ROWS", 3)
-    monkeypatch.setattr(rows_module, "MAX_ERRORS", 2)
+    monkeypatch.setattr(input_module, "MAX_ROWS", 3)
+    monkeypatch.setattr(input_module, "MAX_ERRORS", 2)
     checked = check(path, "\n".join(line(f"r{i}") for i in range(9)))
     assert [(e.line, e.code) for e in checked.all_errors()] == [(4, "too_many_rows")]
     errors = check(path, "{\n{\n{\n").all_errors()
