@@ -20,7 +20,7 @@ from inferloop.engine.config import EngineConfig
 from inferloop.engine.roster import EndReason, Roster, TokenUpdate
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.pace import StepLimits
-from inferloop.engine.schedule.pacer import Pacer, late_ones, num_decoding
+from inferloop.engine.schedule.pacer import Pacer, late_ones
 from inferloop.engine.schedule.policy import resolve_max_tokens
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec
@@ -57,7 +57,6 @@ class Engine:
         )
         self._thread = threading.Thread(target=self._run, name="inferloop-engine", daemon=True)
         self._changed = threading.Condition()
-        self._num_decodes = 0
         # Guarded by _changed.
         self._inbox: deque[SequenceSpec] = deque()
         self._aborts: deque[str] = deque()
@@ -214,7 +213,6 @@ class Engine:
         if self._has_failed():
             return
         t_ns = self._clock.now_ns()
-        self._num_decodes = num_decoding(plan)
         self._pacer.observe(plan, ns_to_ms(t_ns - t_begin_ns))
         updates = self._scheduler.commit(plan, result)
         with self._changed:
@@ -233,7 +231,7 @@ class Engine:
         num_queries = scheduler.num_prefix_queries
         late = late_ones(
             scheduler.waiting(),
-            lambda num_tokens: pacer.prefill_ms(num_tokens, self._num_decodes, limits) if pacer.knows else 0.0,
+            lambda num_tokens: pacer.prefill_ms(num_tokens, pacer.num_decodes, limits) if pacer.knows else 0.0,
             scheduler.num_uncached,
             now_ms=now_ms,
             max_ttft_ms=max_ttft_ms,

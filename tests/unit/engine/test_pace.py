@@ -80,6 +80,17 @@ def test_no_observation_breaks_it() -> None:
     assert_close(fit.time, MACHINES[0], 0.3)
 
 
+def test_steps_all_alike_and_then_one_beyond_all_measure_break_nothing() -> None:
+    for num_prefill, num_decodes in ((0, 1), (0, 32), (256, 7), (10**6, 10**4)):
+        fit = StepTimeFit(StepTime(1e-3, 1e-3, 1e-3))
+        for _ in range(200):
+            fit.observe(num_prefill, num_decodes, 1.0)
+        for _ in range(200):
+            fit.observe(10**9, 10**9, 1e12)
+            fit.observe(num_prefill, num_decodes, 1e-6)
+        assert 0 <= fit.time.predict(256, 32) < float("inf")
+
+
 @pytest.mark.parametrize("ms", [0.0, 1.0, 12.0, 40.0, 1000.0])
 @pytest.mark.parametrize("num_decodes", [0, 1, 20])
 def test_what_fits_is_the_most_that_fits(ms: float, num_decodes: int) -> None:

@@ -23,9 +23,10 @@ def build_plan(step_id: int, chunks: list[Chunk], tables: BlockTables, vocab_siz
     scored = list[tuple[int, int, int, int]]()
     for i, (sequence, num) in enumerate(chunks):
         start, end = sequence.num_computed, sequence.num_computed + num
-        num_top = sequence.spec.sampling.num_prompt_logprobs or 0
-        for position in sequence.to_score(num):
-            scored.append((offsets[i] + position - start, i, sequence.token_ids[position + 1], num_top))
+        num_top = sequence.spec.sampling.num_prompt_logprobs
+        if num_top is not None:
+            for position in sequence.to_score(num):
+                scored.append((offsets[i] + position - start, i, sequence.token_ids[position + 1], num_top))
         token_ids += sequence.token_ids[start:end]
         is_sampled = end == sequence.num_known and sequence.generates
         sample_rows.append(len(token_ids) - 1 if is_sampled else -1)

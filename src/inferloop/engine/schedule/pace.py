@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 MIN_PREFILL_TOKENS = 16
 """However tight a limit is, a step that may prefill takes this many tokens, so that every prompt gets on."""
 
-_SCALE = np.array([1.0, 8.0, 64.0])
+_SCALE = (1.0, 8.0, 64.0)
 """A usual step in units of the three features, so that one ridge weighs them alike."""
 _KEEP = 0.98
 """What a step's weight shrinks to with each later one: about fifty steps are remembered."""
@@ -21,6 +18,7 @@ _HUBER = 3.0
 """A residual beyond this many usual ones counts as that many: a stall is no new speed, unless it stays."""
 _LEAST_NOISE = 0.05
 """Residuals are never taken to be smaller than this share of the step."""
+_LEAST_PIVOT = 1e-14
 
 
 _MANY = 1 << 30
@@ -96,18 +94,17 @@ class StepTimeFit:
 
         sum_i keep^(n-i) * w_i * (ms_i - x_i . theta)^2 / predicted_i^2  +  ridge * |theta - theta_before|^2
 
-    with Huber's weights w_i, and no coefficient is negative.
+    with Huber's weights w_i, and no coefficient is negative. In plain floats, because every step pays for it: for three
+    numbers numpy takes fifteen times as long.
     """
 
     def __init__(self, prior: StepTime | None = None) -> None:
         start = prior or StepTime()
-        self._theta: NDArray[np.float64] = (
-            np.array([start.fixed_ms, start.per_decode_ms, start.per_prefill_ms]) * _SCALE
-        )
-        self._gram = np.zeros((3, 3))
-        self._moment = np.zeros(3)
+        fixed, decode, prefill = _SCALE
+        self._theta: _Three = (start.fixed_ms * fixed, start.per_decode_ms * decode, start.per_prefill_ms * prefill)
+        self._gram: _Six = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self._moment: _Three = (0.0, 0.0, 0.0)
         self._noise = 1.0
-        self.num_steps = 0
 
     @property
     def noise(self) -> float:
@@ -116,21 +113,43 @@ class StepTimeFit:
 
     @property
     def time(self) -> StepTime:
-        fixed, decode, prefill = (self._theta / _SCALE).tolist()
-        return StepTime(fixed, decode, prefill)
+        return StepTime(*(value / scale for value, scale in zip(self._theta, _SCALE, strict=True)))
 
     def observe(self, num_prefill: int, num_decodes: int, ms: float) -> None:
         """Take in one step that took `ms` > 0."""
-        self.num_steps += 1
-        features = np.array([1.0, num_decodes, num_prefill]) / _SCALE
-        predicted = max(float(features @ self._theta), 1e-3)
+        fixed, decode, prefill = self._theta
+        x, y, z = 1 / _SCALE[0], num_decodes / _SCALE[1], num_prefill / _SCALE[2]
+        predicted = max(x * fixed + y * decode + z * prefill, 1e-3)
         miss = abs(ms - predicted) / predicted
         weight = min(1.0, _HUBER * self._noise / miss) if miss else 1.0
         self._noise = max(_LEAST_NOISE, 0.9 * self._noise + 0.1 * min(miss, _HUBER * self._noise))
-        row = features / predicted
-        self._gram = _KEEP * self._gram + weight * np.outer(row, row)
-        self._moment = _KEEP * self._moment + weight * row * (ms / predicted)
+        x, y, z, target = x / predicted, y / predicted, z / predicted, ms / predicted
+        xx, xy, xz, yy, yz, zz = self._gram
+        p, q, r = self._moment
+        xx, yy, zz = _KEEP * xx + weight * x * x, _KEEP * yy + weight * y * y, _KEEP * zz + weight * z * z
+        xy, xz, yz = _KEEP * xy + weight * x * y, _KEEP * xz + weight * x * z, _KEEP * yz + weight * y * z
+        wanted = weight * target
+        p, q, r = _KEEP * p + wanted * x, _KEEP * q + wanted * y, _KEEP * r + wanted * z
+        self._gram, self._moment = (xx, xy, xz, yy, yz, zz), (p, q, r)
         # relative to the size of the step, so that the ridge means the same on fast and slow machines
-        ridge = np.eye(3) * (_RIDGE / predicted**2)
-        solved = np.linalg.solve(self._gram + ridge, self._moment + ridge @ self._theta)
-        self._theta = np.maximum(solved, 0.0)
+        ridge = _RIDGE / predicted**2
+        gram = (xx + ridge, xy, xz, yy + ridge, yz, zz + ridge)
+        fixed, decode, prefill = _solve(gram, (p + ridge * fixed, q + ridge * decode, r + ridge * prefill))
+        self._theta = (max(fixed, 0.0), max(decode, 0.0), max(prefill, 0.0))
+
+
+_Three = tuple[float, float, float]
+_Six = tuple[float, float, float, float, float, float]
+"""The upper triangle of a symmetric matrix, row by row."""
+
+
+def _solve(matrix: _Six, right: _Three) -> _Three:
+    """The solution of three equations with a positive definite matrix, by elimination; rounding must not make a pivot
+    negative."""
+    a, b, c, d, e, f = matrix
+    p, q, r = right
+    d, e, q = max(d - b * b / a, d * _LEAST_PIVOT), e - b * c / a, q - b * p / a
+    f, r = max(f - c * c / a - e * e / d, f * _LEAST_PIVOT), r - c * p / a - e * q / d
+    z = r / f
+    y = (q - e * z) / d
+    return (p - b * y - c * z) / a, y, z

@@ -44,6 +44,8 @@ class Pacer:
         self._tpot_objective_ms = tpot_objective_ms
         self._t_foreground_ms: int | None = None
         self._num_prefilled = 0
+        self.num_decodes = 0
+        """Rows that decoded in the step before."""
 
     @property
     def knows(self) -> bool:
@@ -67,11 +69,11 @@ class Pacer:
 
     def observe(self, plan: StepPlan, ms: float) -> None:
         """Learn from a step. Stopped clocks teach nothing, nor does a step that waited for blocks from elsewhere."""
+        self.num_decodes = num_decoding(plan)
         if ms > 0 and plan.loads is None:
-            num_decodes = num_decoding(plan)
-            num_prefill = plan.num_tokens - num_decodes
+            num_prefill = plan.num_tokens - self.num_decodes
             self._num_prefilled += num_prefill
-            self._fit.observe(num_prefill, num_decodes, ms)
+            self._fit.observe(num_prefill, self.num_decodes, ms)
             self.time = self._fit.time
 
     def retry_after_s(self, num_prompt_tokens: int, num_output_tokens: int) -> float:

@@ -299,7 +299,8 @@ class Scheduler:
                 break
             if sequence.slot == NO_SLOT:
                 continue  # gave way earlier in this loop
-            sequence.drafts = sequence.drafts[: self._num_drafts_allowed(sequence, step.budget - 1)]
+            if sequence.drafts:
+                sequence.drafts = sequence.drafts[: self._num_drafts_allowed(sequence, step.budget - 1)]
             if self._make_room(sequence, step):
                 step.decode(sequence)
         step.prefill = limits.num_prefill(in_background, len(step.chunks))
@@ -319,6 +320,8 @@ class Scheduler:
         """Blocks for everything known and drafted, taken from those behind when none is free."""
         while True:
             num = self._tables.num_missing(sequence.slot, sequence.num_known + len(sequence.drafts))
+            if not num:
+                return True
             if num <= self._tables.num_free:
                 self._tables.grow(sequence.slot, num)
                 return True
