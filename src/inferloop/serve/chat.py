@@ -40,6 +40,7 @@ class ChatEncoder:
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         reader = self._readers[index]
+        self._extras.see(index, delta)
         shown = [piece for parts in reader.read(delta) for piece in reader.show(parts)]
         if not shown and not self._writer.wants_tokens(delta):
             return b""
@@ -79,6 +80,7 @@ class ChatEncoder:
                 message=reader.message(),
                 logprobs=None if logprobs is None else ChatLogprobs(content=logprobs),
                 finish_reason=reader.finish(finish),
+                stop_reason=self._extras.stop_reason(i),
                 token_ids=self._extras.token_ids(i),
             )
             for i, (reader, logprobs, finish) in enumerate(zip(self._readers, self._logprobs, finishes, strict=True))
@@ -92,5 +94,5 @@ class ChatEncoder:
         return _dumps(answer)
 
     def _finish_choice(self, index: int, finish: Finish) -> bytes:
-        told = self._readers[index].finish(finish)
-        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%b"}' % (index, told.encode())
+        told = self._readers[index].finish(finish).encode(), _dumps(self._extras.stop_reason(index))
+        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%b","stop_reason":%b}' % (index, *told)

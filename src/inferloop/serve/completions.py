@@ -31,6 +31,7 @@ class CompletionEncoder:
         return b""
 
     def chunk(self, index: int, delta: Delta) -> bytes:
+        self._extras.see(index, delta)
         opening = b"" if index in self._opened else self._prompt_chunk(index, delta)
         if not self._writer.wants(delta):
             return opening
@@ -41,10 +42,10 @@ class CompletionEncoder:
         return opening + self._writer.choice(choice, Timings(num_tokens=len(delta.token_ids)))
 
     def ended(self, index: int, finish: Finish) -> bytes:
-        return self._writer.choice(_finish_choice(index, finish), Timings(num_tokens=0))
+        return self._writer.choice(self._finish_choice(index, finish), Timings(num_tokens=0))
 
     def closing(self, index: int, finish: Finish, usage: Usage, timings: Timings) -> bytes:
-        return self._writer.closing(_finish_choice(index, finish), usage, timings)
+        return self._writer.closing(self._finish_choice(index, finish), usage, timings)
 
     def broken(self, error: BaseException) -> bytes:
         return error_event(error)
@@ -63,6 +64,7 @@ class CompletionEncoder:
                 text="".join(self._texts[i]),
                 logprobs=self._whole_logprobs(i),
                 finish_reason=finish,
+                stop_reason=extras.stop_reason(i),
                 token_ids=extras.token_ids(i),
                 prompt_token_ids=extras.prompt_token_ids(i),
                 prompt_logprobs=extras.prompt_logprobs(i),
@@ -87,6 +89,10 @@ class CompletionEncoder:
         choice = _choice(index, echo, logprobs, self._extras.prompt_field(delta))
         return self._writer.choice(choice, Timings(num_tokens=0))
 
+    def _finish_choice(self, index: int, finish: Finish) -> bytes:
+        told = finish.encode(), _dumps(self._extras.stop_reason(index))
+        return b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%b","stop_reason":%b}' % (index, *told)
+
     def _whole_logprobs(self, index: int) -> CompletionLogprobs | None:
         ids, rows = [token_id for token_id, _ in self._tokens[index]], [row for _, row in self._tokens[index]]
         columns = self._columns[index]
@@ -105,7 +111,3 @@ class CompletionEncoder:
 def _choice(index: int, text: str, logprobs: CompletionLogprobs | None, ids: bytes) -> bytes:
     shown = (index, _dumps(text), _dumps(logprobs), ids)
     return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null%b}' % shown
-
-
-def _finish_choice(index: int, finish: Finish) -> bytes:
-    return b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}' % (index, finish.encode())

@@ -1,4 +1,5 @@
-"""What an answer tells of its tokens beside the text, when it is asked to: ids, and the prompt's log-probabilities."""
+"""What an answer tells beside the text: what stopped it and, when asked to, token ids and the prompt's
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from inferloop.backends.protocols import Delta
 from inferloop.core.errors import RequestError
 from inferloop.engine.schedule.step import TokenLogprob
-from inferloop.serve.replies import PromptLogprob, PromptLogprobs
+from inferloop.serve.replies import PromptLogprob, PromptLogprobs, StopReason
 from inferloop.serve.sse import AnswerHead
 from inferloop.serve.tokens import public_logprob, public_text
 
@@ -29,10 +30,12 @@ class Extras:
         self._scores: dict[int, Sequence[TokenLogprob]] = {}
         self._rows: dict[int, PromptLogprobs] = {}
         self._num_scores = 0
+        self._stop_reasons: list[StopReason] = [None for _ in head.echoes]
 
     def collect(self, index: int, delta: Delta) -> None:
         """Raises RequestError when more is asked of prompts than one answer can hold."""
         prompt = index // self._call.num_per_prompt
+        self.see(index, delta)
         if self._call.return_token_ids:
             self._token_ids[index] += delta.token_ids
         if delta.prompt_token_ids is not None:
@@ -40,6 +43,14 @@ class Extras:
         if delta.prompt_logprobs is not None:
             self._count_scores(len(delta.prompt_logprobs))
             self._scores[prompt] = delta.prompt_logprobs
+
+    def see(self, index: int, delta: Delta) -> None:
+        """Of a stream, before what is asked of how it ended."""
+        if delta.finish_reason is not None:
+            self._stop_reasons[index] = delta.stop_reason
+
+    def stop_reason(self, index: int) -> StopReason:
+        return self._stop_reasons[index]
 
     def delta_field(self, delta: Delta) -> bytes:
         """The ids of a chunk of a stream, to put behind another field of its choice; empty when they are not wanted."""

@@ -13,6 +13,8 @@ from inferloop.serve.tools import ToolDefinition
 
 EngineFinish = Literal["stop", "length"]
 Finish = Literal["stop", "length", "tool_calls"]
+StopReason = str | int | None
+"""The stop string, or the id of the stop token, that ended it; None: neither. As with vLLM."""
 
 
 class CachedTokens(Struct, kw_only=True):
@@ -96,6 +98,7 @@ class ChatChoice(Struct, kw_only=True):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    stop_reason: StopReason
     token_ids: Sequence[int] | UnsetType = UNSET
 
 
@@ -125,6 +128,7 @@ class CompletionChoice(Struct, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish
+    stop_reason: StopReason
     token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET

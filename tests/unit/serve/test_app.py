@@ -265,3 +265,25 @@ async def test_continuous_usage_grows_to_the_last(n: int) -> None:
             {**chat, "stream": True, "stream_options": {**options, "include_usage": False}},
         )
         assert (await alone.json())["error"]["param"] == "stream_options.continuous_usage_stats"
+
+
+@pytest.mark.parametrize(
+    ("asked", "finish", "reason"),
+    [
+        ({"stop": ["zz", "swim"]}, "stop", "swim"),
+        ({"stop_token_ids": [ord("w")]}, "stop", ord("w")),
+        ({}, "stop", None),
+        ({"max_tokens": 3}, "length", None),
+    ],
+)
+async def test_what_stopped_an_answer_is_told(asked: dict[str, Any], finish: str, reason: Any) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    async with client_of(make(Script(ttft_ms=0, tpot_ms=0, text=TEXT, tokens_per_chunk=5))) as client:
+        for path, body in (("chat/completions", chat), ("completions", {"prompt": "hello"})):
+            body = {"max_tokens": 99, **body, **asked, "n": 2}
+            whole = await (await post(client, f"/v1/{path}", body)).json()
+            told = [(choice["index"], choice["finish_reason"], choice["stop_reason"]) for choice in whole["choices"]]
+            assert told == [(0, finish, reason), (1, finish, reason)]
+            events = events_of(await (await post(client, f"/v1/{path}", {**body, "stream": True})).read())
+            ended = [choice for event in events for choice in event["choices"] if choice["finish_reason"]]
+            assert sorted((c["index"], c["finish_reason"], c["stop_reason"]) for c in ended) == told

@@ -71,6 +71,7 @@ ASKED: list[tuple[str, dict[str, Any], Any, Any]] = [
     ),
 ]
 NOT_IN_THE_PACKAGE = {
+    "stop_reason",  # which vLLM has, and tells which stop string or token id it was
     "store",  # which OpenAI's own responses have
     "bytes",  # of log-probabilities in a stream of responses, which OpenAI's own have too
 }
