@@ -40,8 +40,6 @@ from inferloop.models.identity import ServingIdentity
 
 _THREAD_ABOVE_CHARS = 4096
 """Shorter texts are tokenized in well under a millisecond, less than a hop to a thread costs under load."""
-_TOOL_CHARS = 1024
-"""Taken for a definition or a call, whose size is not worth finding out."""
 _TEMPLATE_CHARS = 32
 """About what a chat template adds to a message, even to an empty one."""
 
@@ -221,12 +219,7 @@ class NativeGenerator:
                 self._engine.abort(engine_id)
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        if prompt.messages is None:
-            num_chars = len(prompt.text or "")
-        else:
-            num_chars = sum(len(message["content"]) + _TEMPLATE_CHARS for message in prompt.messages)
-            num_chars += _TOOL_CHARS * (len(prompt.tools) + sum(len(m.get("tool_calls", ())) for m in prompt.messages))
-        if num_chars > _THREAD_ABOVE_CHARS:
+        if _may_take_long(prompt):
             return await asyncio.to_thread(self.render, prompt, max_tokens=self._info.context_length)
         return self.render(prompt, max_tokens=self._info.context_length)
 
@@ -258,6 +251,16 @@ class NativeGenerator:
             inbox = self._inboxes.get(update.request_id)
             if inbox is not None:
                 inbox.put(update)
+
+
+def _may_take_long(prompt: Prompt) -> bool:
+    """To render and tokenize. How large tools and calls are is not worth finding out."""
+    if prompt.messages is None:
+        return len(prompt.text or "") > _THREAD_ABOVE_CHARS
+    if prompt.tools or any("tool_calls" in message for message in prompt.messages):
+        return True
+    texts = [text for m in prompt.messages for text in (m["content"], m.get("reasoning_content", ""))]
+    return sum(map(len, texts)) + _TEMPLATE_CHARS * len(prompt.messages) > _THREAD_ABOVE_CHARS
 
 
 def _unit(summed: Float64) -> Float32:

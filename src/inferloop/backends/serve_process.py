@@ -26,6 +26,8 @@ CAPABILITIES: dict[str, Support] = {
     "json_schema": "yes",
     "images": "no",
 }
+_SCRIPTED: dict[str, Support] = {"prompt_logprobs": "no", "embeddings": "no", "json_schema": "no"}
+"""What a script cannot do."""
 
 
 def launch_spec(
@@ -47,7 +49,7 @@ def launch_spec(
         argv=tuple(argv),
         model_id=model_id,
         ready=ReadyProbe("/health/ready", ready_timeout_s),
-        capabilities=dict(CAPABILITIES),
+        capabilities=CAPABILITIES | (_SCRIPTED if backend == "scripted" else {}),
         drain_timeout_s=drain_timeout_s,
     )
 

@@ -172,6 +172,9 @@ async def test_refusals_name_the_field_and_leave_nothing(native: Native) -> None
         (Prompt(text="x" * 10_000), True),
         (Prompt(messages=({"role": "user", "content": "x"},)), False),
         (Prompt(messages=({"role": "user", "content": ""},) * 1000), True),
+        (Prompt(messages=({"role": "assistant", "content": "", "reasoning_content": "x" * 10_000},)), True),
+        (Prompt(messages=({"role": "user", "content": "x"},), tools=({"description": "x" * 10_000},)), True),
+        (Prompt(messages=({"role": "assistant", "content": "", "tool_calls": [{"x": "x" * 10_000}]},)), True),
     ],
 )
 async def test_long_prompts_are_tokenized_beside_the_event_loop(
