@@ -133,7 +133,13 @@ class EngineError(InferloopError):
     status = 500
 
 
+_LONGEST_NAME = 100
+"""Of anything that has a name here; comparing takes long for texts."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """The valid name closest to a misspelt one, or None when nothing is close."""
+    if len(name) > _LONGEST_NAME:
+        return None
     found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
     return found[0] if found else None
