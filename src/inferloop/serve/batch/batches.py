@@ -51,6 +51,7 @@ class BatchEndpoints:
         at_s = batches.now_s()
         record = BatchRecord(
             id=new_id("batch"),
+            model=batches.replica.info.model_id,
             endpoint=asked.endpoint,
             input_file_id=asked.input_file_id,
             status="validating",
@@ -98,19 +99,19 @@ class BatchEndpoints:
 
     def _public(self, record: BatchRecord) -> Batch:
         job = self._batches.runner.jobs.get(record.id)
-        return public_batch(record, self._batches.replica.info.model_id, job)
+        return public_batch(record, job)
 
 
 def _no_file(file_id: str) -> RequestError:
     return RequestError(f"There is no file {file_id!r}", param="input_file_id", code="file_not_found")
 
 
-def public_batch(record: BatchRecord, model: str, job: Job | None) -> Batch:
+def public_batch(record: BatchRecord, job: Job | None) -> Batch:
     tokens, stamps = record.tokens, record.stamps
     return Batch(
         id=record.id,
         endpoint=record.endpoint,
-        model=model,
+        model=record.model,
         errors=Errors(data=list(record.errors)) if record.errors else None,
         input_file_id=record.input_file_id,
         status=record.status,

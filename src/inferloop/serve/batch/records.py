@@ -39,9 +39,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """Times in seconds since the epoch. `stamps` says when each status was reached."""
+    """Times in seconds since the epoch. `stamps` says when each status was reached. `model` is the one that its server
+    had."""
 
     id: str
+    model: str
     endpoint: str
     input_file_id: str
     status: Status

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Mapping
 
 from inferloop.core.errors import InferloopError, RequestError
@@ -58,8 +59,7 @@ class BatchRunner:
         """Take up what is unfinished, and work until the replica drains; rows in work are then dropped, to run again
         after the next start."""
         try:
-            for record in await self._desk.ask(self._desk.store.unfinished):
-                self.add(record)
+            await self._take_up()
             await self._replica.drain_began.wait()
         finally:
             tasks = [job.task for job in self.jobs.values() if job.task is not None]
@@ -67,11 +67,23 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _take_up(self) -> None:
+        while True:
+            try:
+                for record in await self._desk.ask(self._desk.store.unfinished):
+                    self.add(record)
+                return
+            except sqlite3.Error as error:
+                log.warning("batches cannot be read, tried again in %g s: %s", _RETRY_S, error)
+                await asyncio.sleep(_RETRY_S)
+
     def add(self, record: BatchRecord) -> None:
         """Begin with a stored batch. While draining it waits for the next start."""
         if not self._replica.draining and record.id not in self.jobs:
             job = self.jobs[record.id] = Job(record, Pace(self._replica.clock), num_left=record.num_left)
             job.task = asyncio.create_task(self._work(job))
+            if record.model != (served := self._replica.info.model_id):
+                log.warning("batch %s waits for the model %s; this server has %s", record.id, record.model, served)
 
     async def cancel(self, batch_id: str) -> bool:
         """False when it is too late. Rows in the engine are aborted at once; the batch ends when they are gone."""
@@ -111,9 +123,10 @@ class BatchRunner:
         return record.status not in UNFINISHED
 
     def _must_wait(self, job: Job) -> bool:
-        """For an engine that answers; not to end a batch, which needs none."""
+        """For an engine that answers with the batch's model; not to end a batch, which needs none."""
         ends = job.cancelled or job.record.status in ("cancelling", "finalizing") or self._seconds_left(job) == 0
-        return self._replica.draining or (not ends and self._replica.not_ready() is not None)
+        able = self._replica.not_ready() is None and job.record.model == self._replica.info.model_id
+        return self._replica.draining or not (ends or able)
 
     def _seconds_left(self, job: Job) -> int | None:
         """Of the completion window; None when all rows were answered in it."""

@@ -20,16 +20,16 @@ from inferloop.serve.batch.input import Row
 from inferloop.serve.batch.records import Answer, BatchRecord, FileRecord, RowState, Tokens
 from inferloop.serve.batch.wire import UNFINISHED, LineError, Status
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE files (
   seq INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, purpose TEXT NOT NULL, filename TEXT NOT NULL,
   num_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL
 );
 CREATE TABLE batches (
-  seq INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, endpoint TEXT NOT NULL, input_file_id TEXT NOT NULL,
-  status TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, metadata TEXT NOT NULL,
-  output_file_id TEXT, error_file_id TEXT, errors TEXT NOT NULL, stamps TEXT NOT NULL,
+  seq INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, model TEXT NOT NULL, endpoint TEXT NOT NULL,
+  input_file_id TEXT NOT NULL, status TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER NOT NULL,
+  metadata TEXT NOT NULL, output_file_id TEXT, error_file_id TEXT, errors TEXT NOT NULL, stamps TEXT NOT NULL,
   num_rows INTEGER NOT NULL, num_completed INTEGER NOT NULL, num_failed INTEGER NOT NULL,
   num_input INTEGER NOT NULL, num_cached INTEGER NOT NULL, num_output INTEGER NOT NULL
 );
@@ -41,8 +41,8 @@ CREATE TABLE rows (
 """
 _FILE = "id, purpose, filename, num_bytes, created_at"
 _BATCH = (
-    "id, endpoint, input_file_id, status, created_at, expires_at, metadata, output_file_id, error_file_id, errors, "
-    "stamps, num_rows, num_completed, num_failed, num_input, num_cached, num_output"
+    "id, model, endpoint, input_file_id, status, created_at, expires_at, metadata, output_file_id, error_file_id, "
+    "errors, stamps, num_rows, num_completed, num_failed, num_input, num_cached, num_output"
 )
 _ROW_BYTES = 1024
 """More than a row without an answer takes in memory."""
@@ -115,8 +115,8 @@ class Store:
             if self.file(batch.input_file_id) is None:
                 return False
             values = (
-                batch.id, batch.endpoint, batch.input_file_id, batch.status, batch.created_at, batch.expires_at,
-                _json(batch.metadata), None, None, "[]", "{}", 0, 0, 0, 0, 0, 0,
+                batch.id, batch.model, batch.endpoint, batch.input_file_id, batch.status, batch.created_at,
+                batch.expires_at, _json(batch.metadata), None, None, "[]", "{}", 0, 0, 0, 0, 0, 0,
             )  # fmt: skip
             self._db.execute(f"INSERT INTO batches ({_BATCH}) VALUES ({', '.join('?' * len(values))})", values)
         return True

@@ -25,7 +25,7 @@ def stored(path: Path, num_rows: int = 5, name: str = "b") -> Store:
     store = Store(path)
     if store.file("f") is None:
         store.add_file(FileRecord("f", "batch", "in.jsonl", 10, 1))
-    assert store.add_batch(BatchRecord(name, "/v1/completions", "f", "validating", 1, 2, {"k": "v"}))
+    assert store.add_batch(BatchRecord(name, "m", "/v1/completions", "f", "validating", 1, 2, {"k": "v"}))
     assert store.begin(name, [Row(i, f"c{i}", 0, 1, 1) for i in range(1, num_rows + 1)], 3)
     return store
 
@@ -115,7 +115,7 @@ def test_a_file_in_use_stays(path: Path) -> None:
     assert store.remove_file("f") == "b" and store.file("f") is not None
     store.finish("b", "completed", None, None, 9)
     assert store.remove_file("f") is None and store.file("f") is None
-    assert not store.add_batch(BatchRecord("c", "/v1/completions", "f", "validating", 1, 2))
+    assert not store.add_batch(BatchRecord("c", "m", "/v1/completions", "f", "validating", 1, 2))
     store.close()
 
 

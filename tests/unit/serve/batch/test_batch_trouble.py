@@ -38,8 +38,8 @@ Alive = Callable[[], bool]
 
 
 class Fast(ScriptedGenerator):
-    def __init__(self, alive: Alive = lambda: True) -> None:
-        super().__init__(Script(ttft_ms=1, tpot_ms=0.1, text="yes", max_concurrency=4), model_id="m")
+    def __init__(self, alive: Alive = lambda: True, model_id: str = "m") -> None:
+        super().__init__(Script(ttft_ms=1, tpot_ms=0.1, text="yes", max_concurrency=4), model_id=model_id)
         self._alive = alive
 
     def describe(self) -> Any:
@@ -144,6 +144,32 @@ async def test_a_batch_whose_rows_were_answered_in_time_is_completed(
         assert batch.status == "completed" and await ids(client, batch) == ["c0"]
 
 
+async def test_a_batch_waits_for_its_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one would fail all the rows that are left, or answer them in the name of the first."""
+    async with server(tmp_path, Fast(lambda: False)) as (client, _):
+        batch = await start(client, line(0), line(1))
+    async with server(tmp_path, Fast(model_id="other")) as (client, _):
+        other = await start(client, line(0, model="other"))
+        assert (await until(client, other)).status == "completed"
+        batch = await client.batches.retrieve(batch.id)
+        assert (batch.status, batch.model) == ("validating", "m")
+        assert other.model == "other"
+    monkeypatch.setattr(run, "_RETRY_S", 0.01)
+    unfinished, num_tries = Store.unfinished, 0
+
+    def fail_once(store: Store) -> list[BatchRecord]:
+        nonlocal num_tries
+        num_tries += 1
+        if num_tries == 1:
+            fail()
+        return unfinished(store)
+
+    monkeypatch.setattr(Store, "unfinished", fail_once)
+    async with server(tmp_path) as (client, _):
+        batch = await until(client, batch)
+        assert batch.request_counts is not None and batch.request_counts.completed == 2
+
+
 async def test_waiting_rows_are_never_fewer_than_none(tmp_path: Path) -> None:
     async with server(tmp_path) as (client, replica):
         assert replica.metrics.batch_rows is not None
@@ -183,7 +209,7 @@ def test_an_upload_that_a_full_disk_stops_gives_its_room_back(tmp_path: Path) ->
 def stored(folder: Folder, num_rows: int) -> tuple[Store, BatchRecord]:
     store = Store(folder.database)
     store.add_file(FileRecord("f", "batch", "in.jsonl", 10, 1))
-    batch = BatchRecord("batch-1", CHAT, "f", "validating", 1, 2)
+    batch = BatchRecord("batch-1", "m", CHAT, "f", "validating", 1, 2)
     assert store.add_batch(batch)
     assert store.begin(batch.id, [Row(i, f"c{i}", 0, 1, 1) for i in range(1, num_rows + 1)], 3)
     return store, batch
