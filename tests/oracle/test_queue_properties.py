@@ -69,7 +69,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         self.queue.check()
-        assert len(self.queue) == len(self.truth) == self.queue.num_foreground + self.queue.num_background
+        assert len(self.queue) == len(self.truth)
         assert set(self.queue) == set(self.truth)
         assert (self.queue.head is None) == (not self.truth)
 

@@ -247,6 +247,21 @@ def test_several_tokens_in_a_step_stop_before_length_is_seen(sampled: list[int],
     assert scheduler.num_blocks_used == 0
 
 
+def test_drafts_leave_everybody_who_decodes_a_token() -> None:
+    scheduler = Scheduler(config(max_step_tokens=8, num_blocks=64))
+    for name in "abc":
+        scheduler.add(spec(name, 2, max_tokens=30))
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.commit(plan, answer(plan, [[1]] * 3))
+    for name in "abc":
+        scheduler.propose(name, (1,) * 7)
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert plan.num_drafts.tolist() == [5, 0, 0]
+    assert plan.num_sequences == 3
+
+
 def test_abort_in_flight_ignores_the_result_and_returns_the_blocks_afterwards() -> None:
     scheduler = Scheduler(config())
     scheduler.add(spec("a", max_tokens=8))

@@ -83,6 +83,16 @@ def default_waiting_tokens(context_length: int, num_kv_tokens: int) -> int:
     return max(context_length, 16 * num_kv_tokens)
 
 
+def num_drafts_allowed(sequence: Sequence, budget: int) -> int:
+    """Within the budget, short of max_tokens, and not across min_tokens: a step has one set of forbidden ids. None
+    under a mask, which is for one position."""
+    if sequence.spec.mask is not None:
+        return 0
+    allowed = max(0, min(budget, sequence.num_remaining - 1))
+    num_forced = sequence.spec.sampling.min_tokens - sequence.num_output
+    return min(allowed, num_forced - 1) if num_forced > 0 else allowed
+
+
 def choose_victim(running: Iterable[Sequence], needy: Sequence, planned: set[int]) -> Sequence | None:
     """Who gives its blocks to `needy`: the last in order among those behind it that this step does not compute yet.
 

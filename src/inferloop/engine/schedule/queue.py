@@ -13,7 +13,6 @@ class WaitQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int, int], Sequence]] = []
-        self._num_background = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -21,14 +20,6 @@ class WaitQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """In no order."""
         return (sequence for _, sequence in self._heap)
-
-    @property
-    def num_background(self) -> int:
-        return self._num_background
-
-    @property
-    def num_foreground(self) -> int:
-        return len(self._heap) - self._num_background
 
     @property
     def head(self) -> Sequence | None:
@@ -40,13 +31,10 @@ class WaitQueue:
 
     def push(self, sequence: Sequence) -> None:
         heapq.heappush(self._heap, (sequence.order, sequence))
-        self._num_background += sequence.background
 
     def pop(self) -> Sequence:
         """Take the head out."""
-        _, sequence = heapq.heappop(self._heap)
-        self._num_background -= sequence.background
-        return sequence
+        return heapq.heappop(self._heap)[1]
 
     def remove(self, sequence: Sequence) -> None:
         """Take one out of the middle, which must be there."""
@@ -54,11 +42,9 @@ class WaitQueue:
         self._heap[place] = self._heap[-1]
         self._heap.pop()
         heapq.heapify(self._heap)
-        self._num_background -= sequence.background
 
     def check(self) -> None:
-        """Assert that it is a heap and counts right."""
+        """Assert that it is a heap."""
         orders = [order for order, _ in self._heap]
         assert all(orders[(i - 1) // 2] <= orders[i] for i in range(1, len(orders))), "not a heap"
         assert orders == [sequence.order for sequence in self], "an order changed in the queue"
-        assert self._num_background == sum(sequence.background for sequence in self), "classes miscounted"

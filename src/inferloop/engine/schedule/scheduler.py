@@ -29,6 +29,7 @@ from inferloop.engine.schedule.policy import (
     choose_victim,
     has_room,
     may_admit,
+    num_drafts_allowed,
     resolve_max_tokens,
 )
 from inferloop.engine.schedule.prefix import PrefixCache
@@ -293,28 +294,21 @@ class Scheduler:
     def _plan_running(self, step: Outline, in_background: bool, limits: StepLimits) -> None:
         """Decoding sequences first, then those further behind; each in order."""
         running = self._class_running(in_background)
-        decoding = [s for s in running if s.decoding]
-        for sequence in decoding[: limits.num_decodes(in_background)]:
+        decoding = [s for s in running if s.decoding][: limits.num_decodes(in_background)]
+        num_left = len(decoding)
+        for sequence in decoding:
+            num_left -= 1
             if step.budget == 0:
                 break
             if sequence.slot == NO_SLOT:
                 continue  # gave way earlier in this loop
             if sequence.drafts:
-                sequence.drafts = sequence.drafts[: self._num_drafts_allowed(sequence, step.budget - 1)]
+                sequence.drafts = sequence.drafts[: num_drafts_allowed(sequence, step.budget - 1 - num_left)]
             if self._make_room(sequence, step):
                 step.decode(sequence)
         step.prefill = limits.num_prefill(in_background, len(step.chunks))
         for sequence in [s for s in running if s.slot != NO_SLOT and not s.decoding]:
             step.extend(sequence)
-
-    def _num_drafts_allowed(self, sequence: Sequence, budget: int) -> int:
-        """Within the budget, short of max_tokens, and not across min_tokens: a step has one set of forbidden ids. None
-        under a mask, which is for one position."""
-        if sequence.spec.mask is not None:
-            return 0
-        allowed = min(budget, sequence.num_remaining - 1)
-        num_forced = sequence.spec.sampling.min_tokens - sequence.num_output
-        return min(allowed, num_forced - 1) if num_forced > 0 else allowed
 
     def _make_room(self, sequence: Sequence, step: Outline) -> bool:
         """Blocks for everything known and drafted, taken from those behind when none is free."""
