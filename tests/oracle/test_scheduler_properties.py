@@ -115,16 +115,16 @@ class Machine(RuleBasedStateMachine):
             right = continuation([*spec.prompt_token_ids, *done], num_right, VOCAB)
             self.scheduler.propose(name, (*right, data.draw(st.integers(0, VOCAB - 1))))
 
-    @rule(limits=LIMITS)
+    @rule(limits=LIMITS, is_given_up=st.sampled_from([False, False, False, True]))
     @precondition(lambda self: self.plan is None)
-    def schedule(self, limits: StepLimits) -> None:
+    def schedule(self, limits: StepLimits, is_given_up: bool = False) -> None:
         self.plan = self.scheduler.schedule(limits)
         if self.plan is None:
             assert not self.specs
             return
         assert 0 < self.plan.num_tokens <= self.config.max_step_tokens
         self.first_admitted += [n for n in self.scheduler.changes.admitted if n not in self.first_admitted]
-        self.runner.submit(self.plan)
+        self.runner.submit(self.plan, lambda: is_given_up)
 
     @rule()
     @precondition(lambda self: self.plan is not None)

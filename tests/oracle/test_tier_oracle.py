@@ -25,7 +25,7 @@ from inferloop.engine.schedule.step import BlockData, StepPlan, TokenLogprob
 from inferloop.engine.schedule.tier import BlockTier
 from inferloop.engine.stats import TierStats
 
-SIZE, VOCAB, NUM_BLOCKS = 4, 97, 14
+SIZE, VOCAB, NUM_BLOCKS = 4, 97, 13
 Prefix = tuple[tuple[str, ...], tuple[int, ...]]
 CONFIG = ScheduleConfig(
     vocab_size=VOCAB, context_length=256, block_size=SIZE, num_blocks=NUM_BLOCKS, max_sequences=4, max_step_tokens=16
@@ -65,6 +65,7 @@ class World:
 
     def __init__(self, tier: BlockTier, rng: random.Random, *, keeps_all: bool) -> None:
         self.tier, self.rng, self.keeps_all = tier, rng, keeps_all
+        self.giving_up = random.Random(0)
         self.saved: set[Prefix] = set()
         """Full blocks that a step has completed with tokens that were known before it."""
         self.computed: set[Prefix] = set()
@@ -96,12 +97,14 @@ class World:
             spec = self.live[name]
             self.bounds.setdefault(name, (longest_of(spec, self.saved), longest_of(spec, self.computed)))
         self.check_loads(plan)
-        self.runner.submit(plan)
+        self.runner.submit(plan, lambda: self.giving_up.random() < 0.1)
+        result = self.runner.wait()
         aborted = [name for name in self.live if self.rng.random() < 0.02]
         for name in aborted:
             assert self.scheduler.abort(name)
-        self.note_computed(plan)
-        for update in self.scheduler.commit(plan, self.runner.wait()):
+        if not result.given_up:
+            self.note_computed(plan)
+        for update in self.scheduler.commit(plan, result):
             name, spec = update.request_id, self.live[update.request_id]
             self.answers[name] += update.token_ids
             self.add(self.computed, spec, len(self.tokens_of(spec)) - 1)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from inferloop.core.clock import RealClock, VirtualClock
 from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, RequestError
 from inferloop.core.ids import TraceContext
-from inferloop.core.request import Sampling, TokenRequest
+from inferloop.core.request import BATCH_PRIORITY, Sampling, TokenRequest
 from inferloop.engine.compute.echo import EchoRunner, continuation
+from inferloop.engine.compute.runner import GiveUp, never
 from inferloop.engine.config import EngineConfig
 from inferloop.engine.loop import Engine
 from inferloop.engine.roster import TokenUpdate
@@ -60,10 +62,10 @@ class GatedRunner(EchoRunner):
         self.permits, self.entered = threading.Semaphore(0), threading.Semaphore(0)
         self.break_at = break_at
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
         if plan.step_id == self.break_at:
             raise self.failure("out of luck")
-        super().submit(plan)
+        super().submit(plan, give_up)
 
     def wait(self) -> StepResult:
         self.entered.release()
@@ -264,3 +266,55 @@ def test_a_consumer_that_raises_does_not_hang_the_engine() -> None:
     engine.submit(request("a", max_tokens=4))
     engine.stop(drain_timeout_s=PATIENCE_S)
     assert not engine.stats().alive
+
+
+def test_a_background_step_is_given_up_for_whoever_comes(inbox: Inbox) -> None:
+    """The step of a job has begun when a request comes; asked between its parts, it stops, and nothing is lost."""
+
+    class Held(EchoRunner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun, self.go_on = threading.Event(), threading.Event()
+            self.given_up: list[bool] = []
+
+        def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
+            self.begun.set()
+            assert self.go_on.wait(PATIENCE_S)
+            super().submit(plan, give_up)
+
+        def wait(self) -> StepResult:
+            result = super().wait()
+            self.given_up.append(result.given_up)
+            return result
+
+    runner = Held()
+    engine = Engine(runner, EngineConfig(), RealClock(), inbox)
+    engine.start()
+    jobs = [replace(request(f"job {i}", 40, max_tokens=6), priority=BATCH_PRIORITY) for i in range(2)]
+    engine.submit(jobs[0])
+    assert runner.begun.wait(PATIENCE_S)
+    engine.submit(jobs[1])
+    caller = request("caller", 8, max_tokens=6)
+    engine.submit(caller)
+    runner.go_on.set()
+    inbox.wait_end("caller", "job 0", "job 1")
+    engine.stop()
+    assert runner.given_up[0] and not any(runner.given_up[1:])
+    assert inbox.updates["caller"][-1].t_ns < inbox.updates["job 0"][0].t_ns
+    for asked in (caller, *jobs):
+        truth = continuation(asked.prompt_token_ids, 6, runner.info.vocab_size)
+        assert inbox.tokens(asked.request_id) == truth
+
+
+def test_no_step_is_given_up_for_background_work(inbox: Inbox) -> None:
+    runner = GatedRunner()
+    engine = Engine(runner, EngineConfig(), RealClock(), inbox)
+    engine.start()
+    jobs = [replace(request(f"job {i}", 8, max_tokens=2), priority=BATCH_PRIORITY) for i in range(2)]
+    engine.submit(jobs[0])
+    assert runner.entered.acquire(timeout=PATIENCE_S)
+    engine.submit(jobs[1])
+    runner.permits.release(10)
+    inbox.wait_end("job 0", "job 1")
+    engine.stop()
+    assert engine.stats().step_counter == 3, "two steps each, one of them together"

@@ -14,6 +14,7 @@ from inferloop.core.ids import TraceContext
 from inferloop.core.request import BATCH_PRIORITY, Sampling, TokenRequest
 from inferloop.engine import loop
 from inferloop.engine.compute.echo import EchoRunner
+from inferloop.engine.compute.runner import GiveUp, never
 from inferloop.engine.config import EngineConfig
 from inferloop.engine.loop import Engine
 from inferloop.engine.roster import TokenUpdate
@@ -49,10 +50,10 @@ class Timed(EchoRunner):
         self.permits, self.entered = threading.Semaphore(0), threading.Semaphore(0)
         self.steps: list[tuple[int, int]] = []
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
         num_decodes = int((plan.offsets[1:] - plan.offsets[:-1] == 1).sum())
         self.steps.append((plan.num_tokens - num_decodes, num_decodes))
-        super().submit(plan)
+        super().submit(plan, give_up)
 
     def wait(self) -> StepResult:
         self.entered.release()

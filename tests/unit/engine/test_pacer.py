@@ -65,6 +65,8 @@ def test_background_steps_are_short_while_others_may_come() -> None:
     for now_ms in (10, 10 + FOREGROUND_MEMORY_MS - 1):
         assert paced.limits(now_ms, False).background == TimeLimit(BACKGROUND_STEP_MS, TIME)
     assert paced.limits(10 + FOREGROUND_MEMORY_MS, False).background is None
+    unbounded = Pacer(max_step_tokens=100, max_sequences=10, bounds_background=False)
+    assert unbounded.limits(10, True).background is None, "its steps are given up when somebody comes"
     paced.time = StepTime(fixed_ms=100.0, per_decode_ms=1.0, per_prefill_ms=0.5)
     limits = paced.limits(10, False)
     assert limits.num_decodes(True) == 25, "an empty step takes longer already"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -230,3 +231,35 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(temperature: float, 
     assert drafted_tokens == tokens
     assert drafted_logprobs == logprobs
     assert num_drafted_steps < num_steps
+
+
+def test_a_step_that_was_given_up_leaves_no_trace(tmp_path: Path) -> None:
+    """Between any two layers; computed again, everything is as if it had gone through at once."""
+    make_model(tmp_path)
+    runner = load(tmp_path, deterministic=True)
+    wanted = Sampling(temperature=0.0, max_tokens=6, num_logprobs=1)
+
+    def generate(num_asked: int) -> tuple[list[int], list[float], int]:
+        """Every other step is given up when it has asked so often."""
+        scheduler = Scheduler(ScheduleConfig(vocab_size=VOCAB, context_length=128, block_size=8, num_blocks=32))
+        scheduler.add(SequenceSpec("a", (5, 6, 7) * 7, wanted, seed=9))
+        tokens, logprobs, num_given_up = list[int](), list[float](), 0
+        for num_steps in itertools.count():
+            plan = scheduler.schedule()
+            if plan is None:
+                return tokens, logprobs, num_given_up
+            answers = itertools.chain([False] * num_asked, itertools.repeat(num_steps % 2 == 0))
+            runner.submit(plan, answers.__next__)
+            result = runner.wait()
+            num_given_up += result.given_up
+            for update in scheduler.commit(plan, result):
+                assert update.logprobs is not None
+                tokens += update.token_ids
+                logprobs += [value.chosen for value in update.logprobs]
+            scheduler.check()
+        raise AssertionError
+
+    whole = generate(99)
+    assert whole[2] == 0
+    for num_asked in range(2):  # as many layers as the model has
+        assert generate(num_asked) == (*whole[:2], 6)

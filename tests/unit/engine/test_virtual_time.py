@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -14,6 +14,7 @@ from inferloop.core.ids import TraceContext
 from inferloop.core.request import BATCH_PRIORITY, Sampling, TokenRequest
 from inferloop.core.units import NS_PER_MS
 from inferloop.engine.compute.echo import EchoRunner
+from inferloop.engine.compute.runner import GiveUp, never
 from inferloop.engine.config import EngineConfig
 from inferloop.engine.loop import Engine
 from inferloop.engine.roster import TokenUpdate
@@ -26,16 +27,17 @@ Cost = Callable[[int, int], float]
 
 
 class CostRunner(EchoRunner):
-    """A step takes what `cost` says, and gives everybody the same token."""
+    """A step takes what `cost` says, cannot be given up, and gives everybody the same token."""
 
     def __init__(self, clock: VirtualClock, cost: Cost) -> None:
         super().__init__(context_length=4096, num_blocks=8192, block_size=16)
+        self._info = replace(self._info, can_give_up=False)
         self.clock, self.cost, self.cost_ms = clock, cost, 0.0
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
         num_decodes = num_decoding(plan)
         self.cost_ms = self.cost(plan.num_tokens - num_decodes, num_decodes)
-        super().submit(plan)
+        super().submit(plan, give_up)
 
     def wait(self) -> StepResult:
         self.clock.advance(round(self.cost_ms * NS_PER_MS))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from inferloop.engine.compute.runner import RunnerInfo
+from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.schedule.step import BlockData, Float64, StepPlan, StepResult, TokenLogprob
 
 HIDDEN_SIZE = 4
@@ -67,6 +67,7 @@ class EchoRunner:
             block_bytes=num_kv_groups * block_size * np.dtype(np.int64).itemsize,
             block_layout=f"echo 1, {num_kv_groups} x {block_size} int64",
             hidden_size=HIDDEN_SIZE,
+            can_give_up=True,
         )
         self._memory = [np.full((num_blocks, block_size), -1, np.int64) for _ in range(num_kv_groups)]
         self._result: StepResult | None = None
@@ -75,13 +76,16 @@ class EchoRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
         assert self._result is None, "one step at a time"
         offsets, token_ids = [0], list[int]()
         for memory, pairs in zip(self._memory, plan.copies, strict=bool(plan.copies)):
             memory[pairs[:, 1]] = memory[pairs[:, 0]]
         self._load(plan)
         for i in range(plan.num_sequences):
+            if give_up():
+                self._result = StepResult.of_given_up(plan)
+                return
             tokens = plan.token_ids[plan.offsets[i] : plan.offsets[i + 1]].tolist()
             self._write(plan, i, tokens)
             if plan.sample_rows[i] >= 0:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from inferloop.engine.schedule.step import StepPlan, StepResult
+
+GiveUp = Callable[[], bool]
+
+
+def never() -> bool:
+    """A step that nobody is in a hurry to replace."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,8 @@ class RunnerInfo:
     kv_group_windows: tuple[int | None, ...] = (None,)
     hidden_size: int = 0
     """Length of a pooled vector; 0: this runner cannot pool."""
+    can_give_up: bool = False
+    """Steps can be given up while they run; see `Runner.submit`."""
     weight_bytes: int = 0
     kv_bytes: int = 0
     block_bytes: int = 0
@@ -45,6 +55,9 @@ class Runner(Protocol):
     @property
     def info(self) -> RunnerInfo: ...
 
-    def submit(self, plan: StepPlan) -> None: ...
+    def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
+        """Begin a step. `give_up` is asked between parts of the work, from this thread, by runners whose
+        `info.can_give_up`: once it is true the rest may be left out, and `wait` tells a result that is given up."""
+        ...
 
     def wait(self) -> StepResult: ...

@@ -34,14 +34,23 @@ class Waiting:
 class Pacer:
     """Owned by the engine's thread; `time` may be read on any other.
 
-    `tpot_objective_ms` None: no step is shortened for the sake of those that decode.
+    `tpot_objective_ms` None: no step is shortened for the sake of those that decode. `bounds_background`: no step can
+    be given up for the sake of those that come, so those of background work are kept short.
     """
 
-    def __init__(self, *, max_step_tokens: int, max_sequences: int, tpot_objective_ms: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_step_tokens: int,
+        max_sequences: int,
+        tpot_objective_ms: float | None = None,
+        bounds_background: bool = True,
+    ) -> None:
         self.time = StepTime()
         self._fit = StepTimeFit(self.time)
         self._max_step_tokens, self._max_sequences = max_step_tokens, max_sequences
         self._tpot_objective_ms = tpot_objective_ms
+        self._bounds_background = bounds_background
         self._t_foreground_ms: int | None = None
         self._num_prefilled = 0
         self.num_decodes = 0
@@ -57,7 +66,7 @@ class Pacer:
         if has_foreground:
             self._t_foreground_ms = now_ms
         seen = self._t_foreground_ms
-        is_recent = seen is not None and now_ms - seen < FOREGROUND_MEMORY_MS
+        is_recent = self._bounds_background and seen is not None and now_ms - seen < FOREGROUND_MEMORY_MS
         objective = self._tpot_objective_ms
         return StepLimits(
             # short of it by what a step usually misses its estimate, lest every other one misses the objective

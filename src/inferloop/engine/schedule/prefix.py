@@ -86,3 +86,8 @@ class PrefixCache:
         """The step is done; `saved` is what its plan asked for."""
         if self._tier is not None:
             self._tier.commit(saved)
+
+    def give_up(self, sequences: list[Sequence]) -> None:
+        """The step of these was given up: what it was to save is saved by a later one."""
+        if self._tier is not None:
+            self._tier.give_up(sequences)

@@ -196,12 +196,16 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
         """Take in what a step produced; returns one update for each sequence that gained tokens, or ended.
 
-        Drafts that were not accepted are rolled back by not counting their positions as computed.
+        Drafts that were not accepted are rolled back by not counting their positions as computed; so is a whole step
+        that was given up.
         """
         flight, self._in_flight = self._in_flight, None
         assert flight is not None and flight.plan.step_id == plan.step_id == result.step_id, "not the plan in flight"
         if plan.sampling.mask is not None:
             plan.sampling.mask.result()  # also where the runner had no use for it: masks move on below
+        if result.given_up:
+            self._give_up(flight.sequences)
+            return []
         self._prefix.commit(result.saved)
         updates = []
         for i, sequence in enumerate(flight.sequences):
@@ -385,6 +389,12 @@ class Scheduler:
         bisect.insort(self._running, sequence, key=lambda s: s.order)
         step.admitted.append(sequence.spec.request_id)
         step.extend(sequence)
+
+    def _give_up(self, sequences: list[Sequence]) -> None:
+        self._prefix.give_up(sequences)
+        for sequence in sequences:
+            if sequence.aborted:
+                self._vacate(sequence)
 
     def _vacate(self, sequence: Sequence) -> None:
         self._prefix.publish(sequence)

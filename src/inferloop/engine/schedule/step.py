@@ -156,6 +156,13 @@ class StepResult:
     saved: tuple[BlockData, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     pooled: Float64 | None = None
+    given_up: bool = False
+    """Copies and loads were done, nothing else that counts; everything here is empty."""
+
+    @classmethod
+    def of_given_up(cls, plan: StepPlan) -> StepResult:
+        empty = np.zeros(plan.num_sequences + 1, np.int32)
+        return cls(plan.step_id, empty, empty[:0], given_up=True)
 
     def pooled_of(self, plan: StepPlan, i: int) -> Float64:
         assert self.pooled is not None and plan.pooled is not None, "nothing was pooled"

@@ -123,6 +123,12 @@ class TierTraffic:
             self._tier.save(key, data)
         self._saving.clear()
 
+    def give_up(self, sequences: list[Sequence]) -> None:
+        """Nothing was saved in the step of these."""
+        self._saving.clear()
+        for sequence in sequences:
+            sequence.num_saved = 0
+
     def _keys_after(self, match: Match, sequence: Sequence) -> list[bytes]:
         """The keys of the blocks after the match that need not be computed if they are known."""
         start, end = len(match.nodes), sequence.num_reusable // self._block_size

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.units import human_bytes
-from inferloop.engine.compute.runner import RunnerInfo
+from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.compute.torch.attention import PagedCache, StepAttention, TiledAttention
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.layout import block_layout
@@ -36,6 +36,10 @@ class _Submitted:
     saved: Tensor | None
     scores: list[Scores]
     to_pool: list[Tensor]
+
+
+class _GivenUpError(Exception):
+    """Ends a step between two layers."""
 
 
 class TorchRunner:
@@ -63,7 +67,8 @@ class TorchRunner:
         self._sin = sin.to(self._device, dtype)[:, None]
         self._decoder = Decoder(weights, shape, header.norm_eps, tiled=config.deterministic)
         self._attention = TiledAttention if config.deterministic else StepAttention
-        self._submitted: _Submitted | None = None
+        self._submitted: _Submitted | StepPlan | None = None
+        """A plan alone when its step was given up."""
         revision = f"{REVISION}+torch{torch.__version__}"
         self._info = RunnerInfo(
             name="torch",
@@ -76,6 +81,7 @@ class TorchRunner:
             block_size=config.block_size,
             num_blocks=num_blocks,
             hidden_size=shape.hidden_size,
+            can_give_up=self._device.type == "cpu",
             weight_bytes=weights.num_bytes,
             kv_bytes=self._cache.num_bytes,
             block_bytes=self._cache.num_bytes // num_blocks,
@@ -106,11 +112,18 @@ class TorchRunner:
         return self._info
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan) -> None:
-        """Compute and sample one step. At most one is in flight."""
+    def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
+        """Compute and sample one step. At most one is in flight. Gives up between layers; on an accelerator they are
+        enqueued faster than anybody could ask."""
         assert self._submitted is None, "wait for the step in flight first"
+        try:
+            self._submitted = self._step(plan, give_up)
+        except _GivenUpError:
+            self._submitted = plan
+
+    def _step(self, plan: StepPlan, give_up: GiveUp) -> _Submitted:
         rows = sample_rows(plan)
-        hidden = self._forward(plan)
+        hidden = self._forward(plan, give_up)
         saved = self._cache.save(plan.saves[0]) if plan.saves else None
         scores = [] if plan.prompt_rows is None else score(hidden, plan.prompt_rows, self._decoder.logits)
         to_pool = [self._decoder.normed(hidden[some]) for some in rows_to_pool(plan)]
@@ -118,13 +131,15 @@ class TorchRunner:
         if len(rows.flat):
             picked = hidden if len(rows.flat) == len(hidden) else hidden[torch.from_numpy(rows.flat).to(self._device)]
             token_ids, logits = sample(self._decoder.logits(picked), plan, rows)
-        self._submitted = _Submitted(plan, rows, token_ids, logits, saved, scores, to_pool)
+        return _Submitted(plan, rows, token_ids, logits, saved, scores, to_pool)
 
     @torch.inference_mode()
     def wait(self) -> StepResult:
         """The oldest submitted step: per sequence, its tokens up to and including the first that is no right draft."""
         done, self._submitted = self._submitted, None
         assert done is not None, "nothing was submitted"
+        if isinstance(done, StepPlan):
+            return StepResult.of_given_up(done)
         plan, rows = done.plan, done.rows
         sampled = np.empty(0, np.int64) if done.token_ids is None else done.token_ids.cpu().numpy()
         accepted = _accepted(plan, rows, sampled)
@@ -146,7 +161,7 @@ class TorchRunner:
         with torch.inference_mode():
             return self._decoder.logits(self._forward(plan))
 
-    def _forward(self, plan: StepPlan) -> Tensor:
+    def _forward(self, plan: StepPlan, give_up: GiveUp = never) -> Tensor:
         owner = np.repeat(np.arange(plan.num_sequences), np.diff(plan.offsets))
         positions = np.arange(plan.num_tokens) - plan.offsets[owner] + plan.first_positions[owner]
         for pairs in plan.copies:
@@ -156,7 +171,13 @@ class TorchRunner:
         attend = self._attention(self._cache, plan, positions, self._device)
         token_ids = torch.from_numpy(plan.token_ids.astype(np.int64)).to(self._device)
         where = torch.from_numpy(positions.astype(np.int64)).to(self._device)
-        return self._decoder.hidden(token_ids, self._cos[where], self._sin[where], attend)
+
+        def attend_or_give_up(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if give_up():
+                raise _GivenUpError
+            return attend(layer, q, k, v)
+
+        return self._decoder.hidden(token_ids, self._cos[where], self._sin[where], attend_or_give_up)
 
 
 def _accepted(plan: StepPlan, rows: SampleRows, sampled: Int64) -> list[int]:
