@@ -87,7 +87,13 @@ def test_what_cannot_be_forced_is_refused(codec: Codec) -> None:
         with pytest.raises(RequestError) as refused:
             codec.compile_grammar(forced_calls(dialect, [tool], parallel=True, param="tools"))
         assert refused.value.param == "tools"
-    schemas: tuple[dict[str, Any], ...] = ({"additionalProperties": True}, {"anyOf": []}, {"properties": {"a b": {}}})
+    schemas: tuple[dict[str, Any], ...] = (
+        {"additionalProperties": True},
+        {"anyOf": []},
+        {"properties": {"a b": {}}},
+        {"properties": {"a": {}}, "required": ["a", "b"]},
+        {"properties": {"a": False}, "required": ["a"]},
+    )
     for schema in schemas:
         with pytest.raises(RequestError) as refused:
             forced_calls(DIALECTS["pythonic"], [Tool("f", parameters=schema, param="p")], parallel=True, param="tools")
@@ -95,6 +101,15 @@ def test_what_cannot_be_forced_is_refused(codec: Codec) -> None:
     with pytest.raises(RequestError) as refused:
         codec.compile_grammar(calls_or_json(DIALECTS["hermes"], TOOLS, Grammar("json_schema", "{", "f"), parallel=True))
     assert refused.value.param == "f"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
+def test_a_property_that_may_not_be_is_not_written(codec: Codec, dialect: Any) -> None:
+    tool = Tool("f", parameters={"type": "object", "properties": {"a": False, "b": True}})
+    grammar = forced_calls(dialect, [tool], parallel=True, param="tools")
+    calls: tuple[tuple[dict[str, Any], bool], ...] = (({}, True), ({"b": 1}, True), ({"a": 1}, False))
+    for arguments, fits in calls:
+        assert allows(codec, grammar, dialect.write([("f", arguments)])) is fits
 
 
 def test_strict_calls_in_free_text(codec: Codec) -> None:

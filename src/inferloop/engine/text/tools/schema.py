@@ -47,8 +47,12 @@ def argument_schemas(tool: Tool) -> list[tuple[str, bool, str]]:
         word = more[0] if more else "additionalProperties"
         raise RequestError(f"{tool.param}: a call with {word} cannot be forced in this dialect", param=tool.param)
     shared = {key: schema[key] for key in _SHARED if key in schema}
+    properties = {name: one for name, one in schema.get("properties", {}).items() if one is not False}
     required = schema.get("required", ())
+    if unknown := [name for name in required if name not in properties]:
+        message = f"{tool.param}.required: {unknown[0]!r} is not among the properties that there may be"
+        raise RequestError(message, param=tool.param)
     return [
-        (name, name in required, embedded({**(one if isinstance(one, dict) else {}), **shared}))
-        for name, one in schema.get("properties", {}).items()
+        (name, name in required, embedded({**({} if one is True else one), **shared}))
+        for name, one in properties.items()
     ]
