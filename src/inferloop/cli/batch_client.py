@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from inferloop.backends.http import HttpClient, HttpError, Response
-from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.core.errors import EnvironmentLacksError, RecordWriteError, UsageError
 
 RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
 _TIMEOUT_S = 60.0
@@ -67,7 +67,7 @@ class BatchView(Struct):
 
 class BatchClient:
     """One server. Methods raise HttpError when it is not there, UsageError when it keeps no batch jobs,
-    EnvironmentLacksError for any other answer that is none."""
+    EnvironmentLacksError for any other answer that is none. `download` raises RecordWriteError, too."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -113,9 +113,12 @@ class BatchClient:
         response = await self._http.request("GET", f"/v1/files/{file_id}/content", timeout_s=_TIMEOUT_S)
         if response.status != 200:
             self._refused(response.status, await response.read())
-        with path.open("wb") as file:
-            async for _, piece in response.pieces():
-                file.write(piece)
+        try:
+            with path.open("wb") as file:
+                async for _, piece in response.pieces():
+                    file.write(piece)
+        except OSError as error:
+            raise RecordWriteError(f"cannot write {path}: {error.strerror}") from None
 
     async def delete(self, file_id: str) -> None:
         await self._json("DELETE", f"/v1/files/{file_id}")

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.cli import batch, batch_files
+from inferloop.cli.batch_client import BatchClient
 from inferloop.cli.main import app
+from inferloop.core.errors import RecordWriteError
 from inferloop.records.sink import DropSink
 from inferloop.serve.app import build_app
 from inferloop.serve.batch.folder import Folder
@@ -63,6 +65,17 @@ async def test_answers_that_a_killed_run_had_written_already_count_once(
     }  # fmt: skip
     assert [json.loads(line)["custom_id"] for line in output.read_text().splitlines()] == ["c0", "c2"]
     assert [json.loads(line)["custom_id"] for line in job.errors.read_text().splitlines()] == ["c1"]
+
+
+async def test_a_disk_without_room_for_the_answers_is_told(tmp_path: Path) -> None:
+    with contextlib.closing(Folder(tmp_path)) as jobs:
+        server = build_app(ScriptedGenerator(model_id="m"), ServeConfig(), DropSink(), batch=BatchConfig(jobs))
+        async with serving(server) as url:
+            client = BatchClient(url)
+            file_id = await client.upload(write(tmp_path / "in.jsonl", {}))
+            with pytest.raises(RecordWriteError, match="No space left"):
+                await client.download(file_id, Path("/dev/full"))
+            await client.close()
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])

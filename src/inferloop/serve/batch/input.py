@@ -77,7 +77,7 @@ def check_rows(
     rest: Callable[[float], None] = time.sleep,
 ) -> Checked:
     """Read the whole file, a line at a time. `check_body` gives the number of choices that a body asks for, or raises
-    RequestError. Empty lines are skipped. Raises OSError."""
+    RequestError. Empty lines are skipped. Raises OSError, and what `rest` raises to end it."""
     checked = Checked()
     line_of: dict[str, int] = {}
     limit = max_body_bytes + _ENVELOPE_BYTES

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import threading
 from collections.abc import Mapping
 
 from inferloop.core.errors import InferloopError, RequestError
@@ -163,14 +164,18 @@ class BatchRunner:
         """Check the whole file; True when it was wrong, and the batch has ended with that."""
         store, record = self._desk.store, job.record
         async with self._validation:
-            checked = await asyncio.to_thread(self._check, record)
+            abandoned = threading.Event()
+            try:
+                checked = await asyncio.to_thread(self._check, record, abandoned)
+            finally:
+                abandoned.set()  # nothing else stops the thread, and the process would wait for it
         if errors := checked.all_errors():
             return await self._desk.ask(store.refuse, record.id, errors, self.now_s())
         if await self._desk.ask(store.begin, record.id, checked.rows, self.now_s()):
             job.num_left = len(checked.rows)
         return False
 
-    def _check(self, record: BatchRecord) -> Checked:
+    def _check(self, record: BatchRecord, abandoned: threading.Event) -> Checked:
         info, kind = self._replica.info, self._kinds[record.endpoint]
 
         def check_body(body: bytes) -> int:
@@ -182,8 +187,12 @@ class BatchRunner:
                 raise RequestError(message, param="n", code="too_many_choices")
             return num_choices
 
-        path = self._folder.file(record.input_file_id)
-        return check_rows(path, record.endpoint, check_body, max_body_bytes=self._replica.config.max_body_bytes)
+        def rest(seconds: float) -> None:
+            if abandoned.wait(seconds):
+                raise InterruptedError
+
+        path, max_body_bytes = self._folder.file(record.input_file_id), self._replica.config.max_body_bytes
+        return check_rows(path, record.endpoint, check_body, max_body_bytes=max_body_bytes, rest=rest)
 
     async def _answer(self, job: Job) -> None:
         """Every row that has no answer yet. Cancelled, the rows in the engine are aborted before this ends."""

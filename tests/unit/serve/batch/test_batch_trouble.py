@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from inferloop.serve.batch import run
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
 from inferloop.serve.batch.input import Row
+from inferloop.serve.batch.kinds import Generating
 from inferloop.serve.batch.output import write_output
 from inferloop.serve.batch.records import Answer, BatchRecord, FileRecord
 from inferloop.serve.batch.service import BatchConfig
@@ -190,6 +192,29 @@ async def test_a_row_that_never_fits_is_refused_with_the_file(tmp_path: Path) ->
         batch = await until(client, await start(client, line(0, n=6), line(1, n=7)))
     assert batch.status == "failed" and batch.errors is not None
     assert [(e.line, e.param, e.code) for e in batch.errors.data or []] == [(2, "n", "too_many_choices")]
+
+
+async def test_a_cancelled_check_of_a_large_file_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stops would wait for it."""
+    num_checked = 0
+
+    def check(*_: object) -> int:
+        nonlocal num_checked
+        num_checked += 1
+        time.sleep(0.002)
+        return 1
+
+    monkeypatch.setattr(Generating, "check", check)
+    async with server(tmp_path) as (client, _):
+        batch = await start(client, *(line(i) for i in range(3000)))
+        async with asyncio.timeout(60):
+            while not num_checked:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await client.batches.cancel(batch.id)
+        assert (await until(client, batch)).status == "cancelled"
+        now = num_checked
+        await asyncio.sleep(0.3)
+        assert num_checked <= now + 16 < 3000  # it looks up every so many rows
 
 
 FORM = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
