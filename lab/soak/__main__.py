@@ -26,6 +26,7 @@ from lab.soak.answers import Answer
 from lab.soak.client import Client
 from lab.soak.jobs import Jobs
 from lab.soak.ledger import Ledger
+from lab.soak.refusals import REFUSALS
 from lab.soak.templates import COMPLETIONS, TEMPLATES, Template
 from lab.soak.verdict import Check
 
@@ -61,11 +62,12 @@ async def soak(folder: Path, minutes: float, seed: int, num_clients: int) -> dic
     async with server.running(folder, server.OPTIONS) as process:
         client = Client(process.url, server.MODEL, ledger)
         truth = await solo_answers(client)
+        actors = [Actors(client, truth, random.Random(f"{seed} {i}")) for i in range(num_clients)]
+        for refusal in REFUSALS:
+            await actors[0].be_refused(refusal)
         start_s, run_s = loop.time(), 60 * minutes
         sampler = asyncio.create_task(server.sample_memory(process, samples))
-        workers = [
-            Actors(client, truth, random.Random(f"{seed} {i}")).work(start_s + run_s) for i in range(num_clients)
-        ]
+        workers = [actor.work(start_s + run_s) for actor in actors]
         jobs = [Jobs(client, truth, random.Random(f"{seed} jobs {i}")) for i in range(2)]
         await asyncio.gather(*workers, *(job.work(start_s + run_s, last_within_s=300) for job in jobs))
         sampler.cancel()

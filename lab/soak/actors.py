@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.soak.answers import Answer, difference
 from lab.soak.client import Client
-from lab.soak.refusals import REFUSALS
+from lab.soak.refusals import REFUSALS, Refusal
 from lab.soak.templates import CHAT, COMPLETIONS, PREAMBLE, TEMPLATES, Template
 
 from inferloop.backends.http import HttpError
@@ -125,7 +125,9 @@ class Actors:
         writer.close()
 
     async def ask_for_the_impossible(self) -> None:
-        refusal = self._rng.choice(REFUSALS)
+        await self.be_refused(self._rng.choice(REFUSALS))
+
+    async def be_refused(self, refusal: Refusal) -> None:
         body: Any = refusal.body
         if isinstance(body, dict):
             body = {"model": self._client.model, **body, "stream": self._rng.random() < 0.3}
