@@ -87,6 +87,11 @@ class StepLimits:
         return max(least, limit.time.num_prefill_within(limit.ms, num_decodes))
 
 
+_Three = tuple[float, float, float]
+_Six = tuple[float, float, float, float, float, float]
+"""The upper triangle of a symmetric matrix, row by row."""
+
+
 class StepTimeFit:
     """Weighted least squares over the steps so far, the recent ones most.
 
@@ -136,11 +141,6 @@ class StepTimeFit:
         gram = (xx + ridge, xy, xz, yy + ridge, yz, zz + ridge)
         fixed, decode, prefill = _solve(gram, (p + ridge * fixed, q + ridge * decode, r + ridge * prefill))
         self._theta = (max(fixed, 0.0), max(decode, 0.0), max(prefill, 0.0))
-
-
-_Three = tuple[float, float, float]
-_Six = tuple[float, float, float, float, float, float]
-"""The upper triangle of a symmetric matrix, row by row."""
 
 
 def _solve(matrix: _Six, right: _Three) -> _Three:
