@@ -297,6 +297,21 @@ async def test_calls_and_reasoning_are_items_of_their_own(name: str, tokens_per_
         assert reasoning == len(text[: text.index("</think>") + 8].encode())
 
 
+@pytest.mark.parametrize("opened", [True, False])
+async def test_logprobs_are_those_of_the_messages_text(opened: bool) -> None:
+    thought, parts = "hm, why?\n</think>\n", ["< A", "B ü", "<x"]
+    text = ("" if opened else "<think>") + thought + f"{parts[0]}\n{ONE}{parts[1]}{TWO}{parts[2]}"
+    script = Script(ttft_ms=1, tpot_ms=0, text=text)
+    ask: dict[str, Any] = {"include": ["message.output_text.logprobs"], "tools": [TOOL]}
+    async with served(script, AnswerStyle("hermes", thinks=True, think_opened=opened)) as s:
+        whole, events = await s.whole(**ask), await s.stream(**ask)
+    for output in (whole["output"], events[-1]["response"]["output"]):
+        messages = [item["content"][0] for item in output if item["type"] == "message"]
+        assert [message["text"] for message in messages] == parts
+        for message in messages:
+            assert bytes(byte for row in message["logprobs"] for byte in row["bytes"]) == message["text"].encode()
+
+
 async def test_a_call_is_only_told_when_it_is_complete() -> None:
     async with served(Script(ttft_ms=1, tpot_ms=0, text=ONE)) as s:
         for limit in (5, 30, ONE.index("Z")):

@@ -49,6 +49,17 @@ class _Open:
         return Reasoning(id=self.id, status=status, content=[part])
 
 
+def _rows_from(rows: list[ChatLogprob], text: str) -> list[ChatLogprob]:
+    """Those from the last that begin `text`: before are those of the reasoning or the call before it, and of the tags
+    around them."""
+    before = b"".join(bytes(row.bytes) for row in rows).rfind(text.encode())
+    num = 0
+    while before >= 0 and num < len(rows) and before >= len(rows[num].bytes):
+        before -= len(rows[num].bytes)
+        num += 1
+    return rows[num:]
+
+
 class Output:
     """Mutated by `add` and `close`, which tell the events of a stream; `items` are the closed ones."""
 
@@ -82,6 +93,8 @@ class Output:
         events: list[Event] = []
         if self._open is None or self._open.kind != kind:
             events = self._end("completed") + self._begin(kind)
+            if kind == "message" and self.items:
+                self._rows = _rows_from(self._rows, text)
         opened = self._open
         assert opened is not None
         opened.texts.append(text)
