@@ -81,7 +81,9 @@ def serve(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="One answer per prompt and seed, whatever the batch (fp32; slower).")
     ] = False,
-    max_num_seqs: Annotated[int, typer.Option(min=1, max=65536, help="Most requests that run together.")] = 32,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, max=65536, help="Most requests that run together; each of n choices is one.")
+    ] = 32,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Token budget of one step.")] = 256,
     max_num_waiting: Annotated[int, typer.Option(min=0, help="Most requests that queue; more get a 503.")] = 256,
     max_num_waiting_tokens: Annotated[
@@ -105,7 +107,7 @@ def serve(
         typer.Option(
             min=0.001,
             max=_MAX_S,
-            help="Longest that a request may take; its header x-request-timeout-ms may say less.",
+            help="Longest that a request may take; the header x-request-timeout-ms may ask for less.",
         ),
     ] = None,
     kv_memory_mib: Annotated[int, typer.Option(min=1, help="Memory for the KV cache.")] = 512,
