@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,17 +28,25 @@ Cost = Callable[[int, int], float]
 
 
 class CostRunner(EchoRunner):
-    """A step takes what `cost` says, cannot be given up, and gives everybody the same token."""
+    """A step takes what `cost` says, and gives everybody the same token. With `next_ms`, which says when somebody comes
+    next, steps that may be given up are given up then."""
 
-    def __init__(self, clock: VirtualClock, cost: Cost) -> None:
+    def __init__(self, clock: VirtualClock, cost: Cost, next_ms: Callable[[], float] | None = None) -> None:
         super().__init__(context_length=4096, num_blocks=8192, block_size=16)
-        self._info = replace(self._info, can_give_up=False)
-        self.clock, self.cost, self.cost_ms = clock, cost, 0.0
+        self._info = replace(self._info, can_give_up=next_ms is not None)
+        self.clock, self.cost, self.cost_ms, self.next_ms = clock, cost, 0.0, next_ms
+        self.given_up_ms = 0.0
 
     def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
         num_decodes = num_decoding(plan)
         self.cost_ms = self.cost(plan.num_tokens - num_decodes, num_decodes)
-        super().submit(plan, give_up)
+        left_ms = (
+            self.next_ms() - self.clock.now_ns() / NS_PER_MS if self.next_ms and give_up is not never else math.inf
+        )
+        if left_ms < self.cost_ms:
+            self.cost_ms = max(0.0, left_ms)
+            self.given_up_ms += self.cost_ms
+        super().submit(plan, (lambda: True) if left_ms <= self.cost_ms else never)
 
     def wait(self) -> StepResult:
         self.clock.advance(round(self.cost_ms * NS_PER_MS))
@@ -62,6 +71,7 @@ class Seen:
 
     at_ms: dict[str, list[float]] = field(default_factory=dict)
     end: dict[str, str] = field(default_factory=dict)
+    given_up_ms: float = 0.0
 
     def __call__(self, updates: Sequence[TokenUpdate]) -> None:
         for update in updates:
@@ -74,12 +84,17 @@ class Seen:
         return max(b - a for a, b in itertools.pairwise(self.at_ms[name]))
 
 
-def play(calls: Iterable[Call], cost: Cost, **options: float | None) -> Seen:
+def play(calls: Iterable[Call], cost: Cost, *, gives_up: bool = False, **options: float | None) -> Seen:
     """The engine's own loop, one step after the other, on this thread."""
     clock, seen = VirtualClock(), Seen()
     config = EngineConfig(max_step_tokens=512, share_prefixes=False, max_waiting_tokens=1 << 30, **options)  # type: ignore[arg-type]
-    engine = Engine(CostRunner(clock, cost), config, clock, seen)
     pending = sorted(calls, key=lambda call: call.at_ms, reverse=True)
+
+    def next_ms() -> float:
+        return next((call.at_ms for call in reversed(pending) if call.priority < BATCH_PRIORITY), math.inf)
+
+    runner = CostRunner(clock, cost, next_ms if gives_up else None)
+    engine = Engine(runner, config, clock, seen)
     while pending or engine._roster:
         if not engine._roster:
             clock.advance(max(0, round(pending[-1].at_ms * NS_PER_MS) - clock.now_ns()))
@@ -99,6 +114,7 @@ def play(calls: Iterable[Call], cost: Cost, **options: float | None) -> Seen:
         engine._drain_doors()
         engine._step()
     assert engine.stats().num_running == engine.stats().num_waiting == engine.stats().queue_tokens == 0
+    seen.given_up_ms = runner.given_up_ms
     return seen
 
 
@@ -173,3 +189,17 @@ def test_only_the_late_are_given_up_under_overload() -> None:
     assert len(seen.at_ms) - num_in_time(seen) <= 5, "who is let in is in time"
     quiet = [Call(c.name, c.at_ms * 8, c.num_prompt, c.max_tokens) for c in calls]
     assert "shed" not in play(quiet, cost, max_ttft_ms=1000.0).end.values()
+
+
+@pytest.mark.parametrize("gap_ms", [150.0, 400.0, 2000.0])
+def test_background_work_gets_on_however_often_somebody_comes(gap_ms: float) -> None:
+    """A whole step of it takes longer than the time between two calls, and would be given up each time."""
+    cost = StepTime(20.0, 1.0, 2.0).predict
+    calls = [Call(f"call {i}", (gap_ms + 50.0) * i, 5, 2) for i in range(round(20_000 / gap_ms))]
+    job = Call("job", 1.0, 2000, 50, BATCH_PRIORITY)
+    alone_ms = play([job], cost).at_ms["job"][-1]
+    seen = play([*calls, job], cost, gives_up=True)
+    end_ms = seen.at_ms["job"][-1]
+    assert end_ms < 4 * alone_ms, "well before the calls end"
+    assert seen.given_up_ms < 0.3 * end_ms
+    assert max(seen.at_ms[call.name][0] - call.at_ms for call in calls) <= cost(MIN_PREFILL_TOKENS, 1)

@@ -16,6 +16,9 @@ _BACKGROUND_FILL = 1.25
 """Where an empty step takes as long already, one of so many times that is no great harm, and far more than one row."""
 FOREGROUND_MEMORY_MS = 5000
 """Who asked within this time is taken to ask again: longer than an agent pauses between two calls of a burst."""
+_BACKGROUND_SHARE = 0.25
+"""A step of background work that can be given up takes this share of the time that it had between two others at the
+last: what is given up is done again, and longer steps would hardly ever come to their end."""
 MAX_RETRY_AFTER_S = 60.0
 _NUM_PREFILLED_TO_KNOW = 256
 
@@ -35,7 +38,8 @@ class Pacer:
     """Owned by the engine's thread; `time` may be read on any other.
 
     `tpot_objective_ms` None: no step is shortened for the sake of those that decode. `bounds_background`: no step can
-    be given up for the sake of those that come, so those of background work are kept short.
+    be given up for the sake of those that come, so those of background work are kept short; otherwise they are as long
+    as they can be without being given up again and again.
     """
 
     def __init__(
@@ -52,6 +56,9 @@ class Pacer:
         self._tpot_objective_ms = tpot_objective_ms
         self._bounds_background = bounds_background
         self._t_foreground_ms: int | None = None
+        self._in_background = False
+        self._gap_ms: int | None = None
+        """How long background work had the machine to itself before somebody came, at the last."""
         self._num_prefilled = 0
         self.num_decodes = 0
         """Rows that decoded in the step before."""
@@ -64,17 +71,24 @@ class Pacer:
     def limits(self, now_ms: int, has_foreground: bool) -> StepLimits:
         """Of the step that is about to be planned."""
         if has_foreground:
+            if self._in_background and self._t_foreground_ms is not None:
+                self._gap_ms = now_ms - self._t_foreground_ms
             self._t_foreground_ms = now_ms
-        seen = self._t_foreground_ms
-        is_recent = self._bounds_background and seen is not None and now_ms - seen < FOREGROUND_MEMORY_MS
-        objective = self._tpot_objective_ms
+        self._in_background = not has_foreground
+        objective, background_ms = self._tpot_objective_ms, self._background_ms(now_ms)
         return StepLimits(
             # short of it by what a step usually misses its estimate, lest every other one misses the objective
             foreground=None if objective is None else TimeLimit(objective / (1 + self._fit.noise), self.time),
-            background=TimeLimit(max(BACKGROUND_STEP_MS, self.time.fixed_ms * _BACKGROUND_FILL), self.time)
-            if is_recent
-            else None,
+            background=None if background_ms is None else TimeLimit(background_ms, self.time),
         )
+
+    def _background_ms(self, now_ms: int) -> float | None:
+        if self._t_foreground_ms is None or now_ms - self._t_foreground_ms >= FOREGROUND_MEMORY_MS:
+            return None
+        least = max(BACKGROUND_STEP_MS, self.time.fixed_ms * _BACKGROUND_FILL)
+        if self._bounds_background:
+            return least
+        return None if self._gap_ms is None else max(least, self._gap_ms * _BACKGROUND_SHARE)
 
     def observe(self, plan: StepPlan, ms: float) -> None:
         """Learn from a step. Stopped clocks teach nothing, nor does a step that waited for blocks from elsewhere."""
