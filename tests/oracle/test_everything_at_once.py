@@ -22,10 +22,11 @@ from inferloop.core.ids import TraceContext
 from inferloop.core.request import BATCH_PRIORITY, Sampling
 from inferloop.engine.blockstore.store import BlockStore, StoreConfig
 from inferloop.engine.compute.echo import EchoRunner, continuation, hidden_state, prompt_logprob
+from inferloop.engine.compute.runner import GiveUp, never
 from inferloop.engine.config import EngineConfig
 from inferloop.engine.schedule.pace import StepLimits
 from inferloop.engine.schedule.scheduler import NO_LIMITS, Scheduler
-from inferloop.engine.schedule.step import StepPlan
+from inferloop.engine.schedule.step import StepPlan, StepResult
 from inferloop.models.identity import ServingIdentity
 
 VOCAB = bytecodec.VOCAB_SIZE
@@ -46,11 +47,27 @@ class Checked(Scheduler):
         return super().schedule(limits)
 
 
+class HastyRunner(EchoRunner):
+    """Gives steps up more often than anybody asks for it, where it may, and counts them."""
+
+    rng = random.Random(0)
+    num_given_up = 0
+
+    def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
+        super().submit(plan, give_up if give_up is never else lambda: give_up() or self.rng.random() < 0.1)
+
+    def wait(self) -> StepResult:
+        result = super().wait()
+        self.num_given_up += result.given_up
+        return result
+
+
 class World:
     """One generator, and callers. `counts` says what became of them."""
 
     def __init__(self, generator: NativeGenerator, rng: random.Random) -> None:
         self.generator, self.rng, self.counts = generator, rng, Counter[str]()
+        self.share_of_background = 0.1
 
     def prompt(self) -> str:
         rng = self.rng
@@ -59,6 +76,7 @@ class World:
     async def call(self) -> None:
         """Ask for something, and leave at some moment or stay."""
         rng = self.rng
+        await asyncio.sleep(rng.choice((0, 0.03)) * rng.random())
         stays = rng.random() < 0.5
         patience_s = 60.0 if stays else rng.random() ** 2 * 0.1
         try:
@@ -93,7 +111,7 @@ class World:
     def place(self) -> dict[str, Any]:
         rng = self.rng
         return {
-            "priority": rng.choice((0, 0, 0, -5, 7, BATCH_PRIORITY)),
+            "priority": BATCH_PRIORITY if rng.random() < self.share_of_background else rng.choice((0, 0, -5, 7)),
             "cache_salt": rng.choice(("", "", "a", "b")),
         }
 
@@ -137,7 +155,7 @@ async def test_everything_at_once(
 ) -> None:
     monkeypatch.setattr("inferloop.engine.loop.Scheduler", Checked)
     rng = random.Random(seed)
-    runner = EchoRunner(vocab_size=VOCAB, context_length=128, block_size=4, num_blocks=34)
+    runner = HastyRunner(vocab_size=VOCAB, context_length=128, block_size=4, num_blocks=34)
     block_bytes = runner.info.block_bytes
     store = BlockStore(
         StoreConfig(memory_bytes=10 * block_bytes, folder=tmp_path, disk_bytes=400 * block_bytes),
@@ -153,7 +171,8 @@ async def test_everything_at_once(
     made.start()
     world = World(made, rng)
     try:
-        for _ in range(30):
+        for number in range(30):
+            world.share_of_background = 0.8 if number % 3 == 0 else 0.1
             async with asyncio.TaskGroup() as group:
                 for _ in range(rng.randrange(1, 25)):
                     group.create_task(world.call())
@@ -169,6 +188,7 @@ async def test_everything_at_once(
         await asyncio.to_thread(made.stop)
         store.close()
     counts = world.counts
+    assert runner.num_given_up > 0, "no step of background work was given up"
     assert stats.num_preemptions > 0 and min(counts[what] for what in ("answered", "embedded", "left")) > 10, counts
     if given.share_prefixes:
         assert counts["cached"] > 0 and stats.tier is not None and stats.tier.hits > 0
