@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from inferloop.core.errors import RequestError
-from inferloop.serve.no_op import NoOp, check_no_op
+from inferloop.serve.no_op import NoOp, ReadByClient, check_no_op
 from inferloop.serve.tools import FunctionName, check_depth
 
 
@@ -23,6 +23,7 @@ class CalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):
 
     name: FunctionName
     arguments: str
+    parsed_arguments: ReadByClient = None
 
 
 class CallInMessage(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -49,6 +50,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     refusal: NoOp = None
     audio: NoOp = None
     annotations: NoOp = None
+    parsed: ReadByClient = None
 
 
 def plain_messages(messages: list[Message]) -> tuple[dict[str, Any], ...]:

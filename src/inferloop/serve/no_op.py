@@ -10,6 +10,9 @@ from inferloop.core.errors import RequestError
 
 NoOp = Annotated[Any, Meta(description="Accepted only with the value that asks for nothing.")]
 
+ReadByClient = Annotated[Any, Meta(description="Accepted: what the openai package read into our own answer.")]
+"""Its helpers leave that in the messages that they give, which conversations send back."""
+
 
 def check_no_op(value: Any, accepted: tuple[Any, ...], field: str) -> None:
     """Raises RequestError for any value that is neither null nor among `accepted`."""

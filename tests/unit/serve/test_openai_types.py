@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
+import openai
 import pytest
 import pytest_asyncio
 from openai.types import Completion, CompletionChoice, Model
@@ -190,3 +191,41 @@ async def test_models(client: HttpClient) -> None:
     for model in (await client.get_json("/v1/models"))["data"]:
         unknown = unknown_fields(Model.model_validate(model))
         assert unknown == [".max_model_len", ".identity_digest"], "vLLM's extension, and ours"
+
+
+class Now(BaseModel):
+    """A function's arguments."""
+
+    zone: str
+
+
+@pytest.mark.parametrize("calls", [True, False])
+async def test_what_the_packages_helpers_give_can_be_sent_back(calls: bool) -> None:
+    """As objects and as plain dictionaries; the helpers add what they read into our answer."""
+    call = '<tool_call>\n{"name": "Now", "arguments": {"zone": "é"}}\n</tool_call>'
+    generator = ScriptedGenerator(Script(ttft_ms=0, tpot_ms=0, text=f"Well. {call}" if calls else TEXT), model_id="m")
+    user: Any = {"role": "user", "content": "hi"}
+    tools: Any = [openai.pydantic_function_tool(Now)]
+    flat: Any = [
+        {"type": "function", "strict": True, **{k: v for k, v in tools[0]["function"].items() if k != "strict"}}
+    ]
+    async with serving(build_app(generator, ServeConfig(), DropSink())) as url:
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        message = (await client.chat.completions.parse(model="m", messages=[user], tools=tools)).choices[0].message
+        assert bool(message.tool_calls) is calls
+        results: list[Any] = [
+            {"role": "tool", "tool_call_id": told.id, "content": "5"} for told in message.tool_calls or ()
+        ]
+        sent: list[Any] = [message, message.model_dump()]
+        for turn in sent:
+            await client.chat.completions.create(model="m", messages=[user, turn, *results])
+        output = (await client.responses.parse(model="m", input="hi", tools=flat)).output
+        results = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "5"}
+            for item in output
+            if item.type == "function_call"
+        ]
+        turns: list[Any] = [output, [item.model_dump() for item in output]]
+        for items in turns:
+            await client.responses.create(model="m", input=[user, *items, *results])
+        await client.close()

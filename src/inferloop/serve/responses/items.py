@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from inferloop.core.errors import RequestError
-from inferloop.serve.no_op import NoOp, check_no_op
+from inferloop.serve.no_op import NoOp, ReadByClient, check_no_op
 from inferloop.serve.tools import FunctionName, check_depth
 from inferloop.serve.wire import Unused
 
@@ -29,6 +29,7 @@ class InputPart(Struct, forbid_unknown_fields=True, kw_only=True):
     text: str
     annotations: NoOp = None
     logprobs: Unused = None
+    parsed: ReadByClient = None
 
 
 class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -44,9 +45,13 @@ class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
     output: str | list[InputPart] | None = None
     summary: NoOp = None
     encrypted_content: NoOp = None
+    namespace: NoOp = None
+    caller: NoOp = None
+    async_: NoOp = None
     id: Unused = None
     status: Unused = None
     phase: Unused = None
+    parsed_arguments: ReadByClient = None
 
 
 def messages_of(instructions: str | None, given: str | list[InputItem]) -> tuple[dict[str, Any], ...]:
@@ -113,7 +118,8 @@ def _check_fields(item: InputItem, where: str) -> None:
                 f"{where}.{field} is required", param=f"{where}.{field}", code="missing_required_parameter"
             )
     check_no_op(item.summary, ([],), f"{where}.summary")
-    check_no_op(item.encrypted_content, (), f"{where}.encrypted_content")
+    for name in ("encrypted_content", "namespace", "caller", "async_"):
+        check_no_op(getattr(item, name), (), f"{where}.{name}")
     for field in ("role", "content", "call_id", "name", "arguments", "output"):
         if field not in mine and getattr(item, field) is not None:
             raise RequestError(f"{where}.{field} does not belong to a {kind}", param=f"{where}.{field}")
