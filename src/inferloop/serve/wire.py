@@ -49,6 +49,16 @@ class StreamOptions(Obfuscation, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+_AS_IT_IS: dict[str, tuple[Any, ...]] = {
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+"""Fields of vLLM that say what happens here anyway."""
+
+
 class Common(Sampled, kw_only=True):
     """What chat and completions share. null means the default, as with OpenAI."""
 
@@ -63,6 +73,12 @@ class Common(Sampled, kw_only=True):
         | None
     ) = None
     return_token_ids: bool | None = None
+    skip_special_tokens: NoOp = None
+    spaces_between_special_tokens: NoOp = None
+    include_stop_str_in_output: NoOp = None
+    truncate_prompt_tokens: NoOp = None
+    use_beam_search: NoOp = None
+    add_special_tokens: NoOp = None
     user: Unused = None
     metadata: Unused = None
     safety_identifier: Unused = None
@@ -88,8 +104,20 @@ class ChatRequest(Common):
     service_tier: NoOp = None
     store: NoOp = None
     web_search_options: NoOp = None
+    add_generation_prompt: NoOp = None
+    continue_final_message: NoOp = None
+    chat_template: NoOp = None
+    chat_template_kwargs: NoOp = None
+    include_reasoning: NoOp = None
 
     no_op: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **_AS_IT_IS,
+        "add_special_tokens": (False,),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "include_reasoning": (True,),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -113,7 +141,12 @@ class CompletionRequest(Common, kw_only=True):
     suffix: NoOp = None
     best_of: NoOp = None
 
-    no_op: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,)}
+    no_op: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **_AS_IT_IS,
+        "add_special_tokens": (True,),
+        "suffix": ("",),
+        "best_of": (1,),
+    }
 
 
 @dataclass(frozen=True, slots=True)

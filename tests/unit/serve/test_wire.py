@@ -205,6 +205,20 @@ def test_echo_with_logprobs_is_refused_by_name() -> None:
     assert parse_completion(completion(echo=False, logprobs=0), INFO).sampling.num_logprobs == 0
 
 
+@pytest.mark.parametrize(("parse", "body", "type_"), [
+    (parse_chat, chat, ChatRequest), (parse_completion, completion, CompletionRequest),
+])  # fmt: skip
+def test_what_is_not_supported_may_say_that_it_asks_for_nothing(parse: Any, body: Any, type_: Any) -> None:
+    plain = parse(body(), INFO)
+    for field, accepted in type_.no_op.items():
+        for value in accepted:
+            assert parse(body(**{field: value}), INFO) == plain, field
+        error = refusal(parse, body(**{field: "something"}))
+        assert (error.param, error.code) == (field, "unsupported_parameter")
+    assert refusal(parse, body(skip_special_tokens=False)).param == "skip_special_tokens"
+    assert refusal(parse, body(skip_special_tokens=1)).param == "skip_special_tokens"
+
+
 def test_a_typo_gets_the_nearest_name_and_a_wrong_model_404() -> None:
     assert "did you mean temperature?" in refusal(parse_chat, chat(temprature=1)).message
     error = refusal(parse_chat, chat(model="other"))
