@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inferloop.core.request import FinishReason
+from inferloop.engine.schedule.outline import StepChanges
 from inferloop.engine.schedule.policy import ScheduleConfig, has_room
-from inferloop.engine.schedule.scheduler import StepChanges
 from inferloop.engine.schedule.sequence import SequenceUpdate
 from inferloop.engine.schedule.step import Float64, TokenLogprob
 

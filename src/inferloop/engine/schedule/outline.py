@@ -8,6 +8,14 @@ from inferloop.engine.schedule.build import Chunk
 from inferloop.engine.schedule.sequence import Sequence
 
 
+@dataclass(frozen=True, slots=True)
+class StepChanges:
+    """Request ids that a step moved between queue and running."""
+
+    admitted: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class Outline:
     """What is in so far, and what still fits: `budget` tokens, of which `prefill` beyond decoding."""
@@ -18,6 +26,10 @@ class Outline:
     slots: set[int] = field(default_factory=set)
     admitted: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
+
+    @property
+    def changes(self) -> StepChanges:
+        return StepChanges(tuple(self.admitted), tuple(self.preempted))
 
     def decode(self, sequence: Sequence) -> None:
         self._take(sequence, 1)

@@ -20,7 +20,7 @@ from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.engine.schedule.blocks import BlockTables
 from inferloop.engine.schedule.build import build_plan
 from inferloop.engine.schedule.mask import MaskFiller
-from inferloop.engine.schedule.outline import Outline
+from inferloop.engine.schedule.outline import Outline, StepChanges
 from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits
 from inferloop.engine.schedule.pacer import Waiting
 from inferloop.engine.schedule.policy import (
@@ -44,14 +44,6 @@ NO_LIMITS = StepLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class StepChanges:
-    """Request ids that the last `schedule` moved between queue and running."""
-
-    admitted: tuple[str, ...] = ()
-    preempted: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _InFlight:
     plan: StepPlan
     sequences: list[Sequence]
@@ -63,6 +55,7 @@ class Scheduler:
     def __init__(self, config: ScheduleConfig, tier: BlockTier | None = None) -> None:
         self.config = config
         self.changes = StepChanges()
+        """What the last `schedule` moved."""
         self.num_preemptions = 0
         self._eos = frozenset(config.eos_token_ids)
         self._tables = BlockTables(
@@ -183,7 +176,7 @@ class Scheduler:
             self._num_paused_steps = 0
         else:
             self._plan_background_turn(step)
-        self.changes = StepChanges(tuple(step.admitted), tuple(step.preempted))
+        self.changes = step.changes
         if not step.chunks:
             assert not self._sequences, "sequences are left but none can go on"
             return None
@@ -255,13 +248,14 @@ class Scheduler:
             evicts = not in_background and self._running[-1].background
             if evicts or self._admissible(head) is not None:
                 return 0
-        low, high = 0, min(s.num_remaining for s in stepping)
-        while low < high:
-            middle = (low + high + 1) // 2
-            num_missing = sum(self._tables.num_missing(s.slot, s.num_known + middle - 1) for s in stepping)
-            low, high = (middle, high) if num_missing <= self._tables.num_free else (low, middle - 1)
+
+        def num_missing(num_steps: int) -> int:
+            return sum(self._tables.num_missing(s.slot, s.num_known + num_steps - 1) for s in stepping)
+
+        steps = range(1, min(s.num_remaining for s in stepping) + 1)
+        num = bisect.bisect_right(steps, self._tables.num_free, key=num_missing)
         pauses = self._num_background and not in_background
-        return min(low, BACKGROUND_EVERY - 1 - self._num_paused_steps) if pauses else low
+        return min(num, BACKGROUND_EVERY - 1 - self._num_paused_steps) if pauses else num
 
     def check(self) -> None:
         """Assert every invariant: blocks, slots and queues add up. For tests and debugging."""
