@@ -34,6 +34,8 @@ _OK: dict[str, tuple[str, Any, Any, str]] = {
     "/health/progress": ("get", None, replies.Progress, "Step counter and queue."),
 }
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_ATTEMPTED = (*_STREAMED, "/v1/embeddings")
+"""What goes through serve.endpoint, which reads the headers."""
 _BATCH: list[tuple[str, str, Any, Any, str]] = [
     ("/v1/files", "get", None, batch.FileList, "The files, the newest first."),
     ("/v1/files", "post", None, batch.FileObject, "Upload the input of a batch."),
@@ -60,10 +62,11 @@ _UPLOAD = {
     "required": ["purpose", "file"],
     "additionalProperties": False,
 }
+_TIMINGS_HEADER = "x-inferloop-timings"
 _REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "x-request-id": ("Echoed; made up when absent.", {"type": "string"}),
     "traceparent": ("W3C Trace Context to continue.", {"type": "string"}),
-    "x-inferloop-timings": (
+    _TIMINGS_HEADER: (
         "1: token counts per chunk and server timings in an `inferloop` object.",
         {"type": "string"},
     ),
@@ -118,10 +121,11 @@ def _operation(path: str, summary: str, request: Any, answer: Any, schema_of: di
             operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     if request is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema_of[request]}}}
-    if path in _STREAMED:
+    if path in _ATTEMPTED:
         operation["parameters"] = [
             {"name": name, "in": "header", "description": text, "schema": schema}
             for name, (text, schema) in _REQUEST_HEADERS.items()
+            if path in _STREAMED or name != _TIMINGS_HEADER
         ]
     return operation
 

@@ -196,6 +196,19 @@ async def test_every_route_is_described_and_every_description_is_a_route() -> No
         assert await client.get_json("/openapi.json") == json.loads(json.dumps(document))
 
 
+def test_request_headers_are_described_where_they_are_read() -> None:
+    paths = openapi_document()["paths"]
+    told = {
+        path: {p["name"] for p in methods["post"].get("parameters", []) if p["in"] == "header"}
+        for path, methods in paths.items()
+        if "post" in methods
+    }
+    common = {"x-request-id", "traceparent", "x-request-timeout-ms"}
+    assert told["/v1/embeddings"] == common
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        assert told[path] == common | {"x-inferloop-timings"}
+
+
 async def test_slow_readers_do_not_hold_others_up() -> None:
     """A client that does not read costs memory of its own stream only."""
     script = Script(ttft_ms=0, tpot_ms=0, text="x" * 64, tokens_per_chunk=64)
