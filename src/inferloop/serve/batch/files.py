@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
 from inferloop.core.errors import RequestError
 from inferloop.core.ids import new_id
+from inferloop.serve.batch.download import Download
 from inferloop.serve.batch.paging import limit_of, page_of
 from inferloop.serve.batch.records import FileRecord
 from inferloop.serve.batch.service import Batches
@@ -63,8 +64,11 @@ class FileEndpoints:
 
     async def content(self, request: Request) -> Response:
         record = await self._find(request)
-        path = self._batches.folder.file(record.id)
-        return FileResponse(path, media_type="application/jsonl", filename=record.filename or record.id)
+        try:
+            file = await asyncio.to_thread(self._batches.folder.file(record.id).open, "rb")
+        except FileNotFoundError:  # deleted since it was found
+            raise _no_file(record.id) from None
+        return Download(file, record.num_bytes, record.filename or record.id)
 
     async def delete(self, request: Request) -> Response:
         record = await self._find(request)
@@ -78,8 +82,12 @@ class FileEndpoints:
         file_id = request.path_params["file_id"]
         record = await self._batches.desk.ask(self._batches.desk.store.file, file_id)
         if record is None:
-            raise NotFoundError(f"There is no file {file_id!r}", param="file_id", code="not_found")
+            raise _no_file(file_id)
         return record
+
+
+def _no_file(file_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no file {file_id!r}", param="file_id", code="not_found")
 
 
 def _record(file_id: str, form: Form, at_s: int) -> FileRecord:

@@ -345,6 +345,24 @@ async def test_files(tmp_path: Path) -> None:
             assert (refused.status, (await refused.json())["error"]["param"]) == (400, param)
 
 
+async def test_a_file_that_is_deleted_while_it_is_read_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    async with server(tmp_path, Watched()) as (client, raw, _):
+        content = b"x" * (8 << 20)
+        file = await client.files.create(purpose="batch", file=('ñ "1".jsonl', content))
+        path = f"/v1/files/{file.id}/content"
+        head = await raw.request("HEAD", path)
+        assert (head.status, head.header("content-length")) == (200, str(len(content)))
+        head.abort()
+        reading = await raw.request("GET", path)
+        await client.files.delete(file.id)
+        assert await reading.read() == content
+        assert reading.header("content-disposition") == "attachment; filename*=utf-8''%C3%B1%201.jsonl"
+        gone = await client.files.create(purpose="batch", file=b"1")
+        (tmp_path / "files" / gone.id).unlink()  # as a delete does between finding and opening
+        for method in ("GET", "HEAD"):
+            assert (await raw.request(method, f"/v1/files/{gone.id}/content")).status == 404
+
+
 async def test_requests_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     async with server(tmp_path, Watched()) as (client, raw, _):
         with pytest.raises(openai.BadRequestError, match="purpose"):
