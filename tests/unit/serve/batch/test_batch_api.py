@@ -348,7 +348,7 @@ async def test_files(tmp_path: Path) -> None:
 async def test_a_file_that_is_deleted_while_it_is_read_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     async with server(tmp_path, Watched()) as (client, raw, _):
         content = b"x" * (8 << 20)
-        file = await client.files.create(purpose="batch", file=('ñ "1".jsonl', content))
+        file = await client.files.create(purpose="batch", file=("ñ 1.jsonl", content))
         path = f"/v1/files/{file.id}/content"
         head = await raw.request("HEAD", path)
         assert (head.status, head.header("content-length")) == (200, str(len(content)))
