@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,12 +75,14 @@ async def test_what_is_asked_goes_along() -> None:
     class Remembers(ScriptedGenerator):
         def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
             asked.append(request)
-            return super().generate(request)
+            plain = replace(request.prompt, variables={})  # which a script has no template for
+            return super().generate(replace(request, prompt=plain))
 
     app = build_app(Remembers(SCRIPT, model_id="m"), ServeConfig(), DropSink())
     async with serving(app, wait_ready=True) as url:
         generator = await UrlGenerator.connect(url, "m")
-        prompt, sampling = Prompt(messages=messages, tools=tools), Sampling(max_tokens=1)
+        prompt = Prompt(messages=messages, tools=tools, variables={"style": ["brief"]})
+        sampling = Sampling(max_tokens=1)
         request = GenerateRequest("r", TraceContext.new(), prompt, sampling, 0, priority=9, cache_salt="s")
         async for _ in generator.generate(request):
             pass

@@ -9,6 +9,7 @@ from typing import Any
 
 from inferloop.backends.protocols import Prompt
 from inferloop.core.errors import RequestError
+from inferloop.engine.text.template import unread_variable
 
 START = 256
 """Begins a turn of a conversation; has no text."""
@@ -18,7 +19,9 @@ VOCAB_SIZE = 258
 
 
 def render(prompt: Prompt, *, add_generation_prompt: bool = True) -> tuple[int, ...]:
-    """Raises RequestError for an empty prompt."""
+    """Raises RequestError for an empty prompt, and for variables: there is no chat template to read them."""
+    if prompt.variables:
+        raise unread_variable(min(prompt.variables), ())
     if prompt.messages is not None:
         ids: list[int] = [START, *json.dumps(prompt.tools).encode(), END] if prompt.tools else []
         for message in prompt.messages:
@@ -57,9 +60,13 @@ class ByteCodec:
     nothing, so that `max_tokens` is left to the engine."""
 
     def chat_text(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        return decode(self.encode_chat(messages, tools=tools))
+        return decode(self.encode_chat(messages, tools=tools, variables=variables))
 
     def encode_chat(
         self,
@@ -67,9 +74,14 @@ class ByteCodec:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> tuple[int, ...]:
-        prompt = Prompt(messages=tuple(dict(m) for m in messages), tools=tuple(dict(tool) for tool in tools or ()))
+        prompt = Prompt(
+            messages=tuple(dict(m) for m in messages),
+            tools=tuple(dict(tool) for tool in tools or ()),
+            variables=variables or {},
+        )
         return render(prompt, add_generation_prompt=add_generation_prompt)
 
     def encode_text(

@@ -48,7 +48,11 @@ class NativeCodec(Protocol):
     """What engine.text.codec.Codec does."""
 
     def chat_text(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str: ...
 
     def encode_chat(
@@ -57,6 +61,7 @@ class NativeCodec(Protocol):
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> tuple[int, ...]: ...
 
@@ -136,6 +141,7 @@ class NativeGenerator:
                 prompt.messages,
                 add_generation_prompt=add_generation_prompt,
                 tools=prompt.tools,
+                variables=prompt.variables,
                 max_tokens=max_tokens,
             )
         if prompt.text is not None:
@@ -232,7 +238,7 @@ class NativeGenerator:
 
     def _text(self, prompt: Prompt) -> str:
         if prompt.messages is not None:
-            return self._codec.chat_text(prompt.messages, tools=prompt.tools)
+            return self._codec.chat_text(prompt.messages, tools=prompt.tools, variables=prompt.variables)
         return prompt.text if prompt.text is not None else self.decode(prompt.token_ids or ())
 
     def _submit(self, request: GenerateRequest, engine_id: str, prompt_ids: tuple[int, ...], mask: Mask | None) -> None:
@@ -254,10 +260,10 @@ class NativeGenerator:
 
 
 def _may_take_long(prompt: Prompt) -> bool:
-    """To render and tokenize. How large tools and calls are is not worth finding out."""
+    """To render and tokenize. How large tools, calls and variables are is not worth finding out."""
     if prompt.messages is None:
         return len(prompt.text or "") > _THREAD_ABOVE_CHARS
-    if prompt.tools or any("tool_calls" in message for message in prompt.messages):
+    if prompt.tools or prompt.variables or any("tool_calls" in message for message in prompt.messages):
         return True
     texts = [text for m in prompt.messages for text in (m["content"], m.get("reasoning_content", ""))]
     return sum(map(len, texts)) + _TEMPLATE_CHARS * len(prompt.messages) > _THREAD_ABOVE_CHARS

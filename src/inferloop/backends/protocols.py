@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -17,12 +17,14 @@ from inferloop.models.identity import ServingIdentity
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Exactly one of the first three is set. Messages are OpenAI chat messages, already checked; their `tools`, in
-    OpenAI's form too, are shown to the model."""
+    OpenAI's form too, are shown to the model. `variables` are for their chat template to read, beside what it is always
+    given."""
 
     messages: tuple[dict[str, Any], ...] | None = None
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     tools: tuple[dict[str, Any], ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

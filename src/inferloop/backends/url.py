@@ -99,6 +99,8 @@ class UrlGenerator:
             path, body["messages"] = "/v1/chat/completions", [_sent(message) for message in prompt.messages]
             if prompt.tools:  # shown to the model; calls are not told apart through a URL
                 body |= {"tools": list(prompt.tools), "tool_choice": "none"}
+            if prompt.variables:
+                body["chat_template_kwargs"] = dict(prompt.variables)
         else:
             path = "/v1/completions"
             body["prompt"] = prompt.text if prompt.text is not None else list(prompt.token_ids or ())

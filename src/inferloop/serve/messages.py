@@ -6,11 +6,20 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from inferloop.core.errors import RequestError
+from inferloop.engine.text.template import RESERVED
 from inferloop.serve.no_op import NoOp, ReadByClient, check_no_op
 from inferloop.serve.tools import FunctionName, check_depth
+
+MAX_VARIABLE_BYTES = 1 << 16
+"""Of `chat_template_kwargs`, as JSON."""
+
+TemplateVariables = (
+    Annotated[dict[str, Any], Meta(description="Variables that the chat template reads, by name.")] | None
+)
 
 
 class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -51,6 +60,22 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     audio: NoOp = None
     annotations: NoOp = None
     parsed: ReadByClient = None
+
+
+def checked_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
+    """What a chat template may read beside the messages. Raises RequestError naming the variable. Whether the template
+    reads it is the template's to say."""
+    variables = variables or {}
+    for name, value in variables.items():
+        check_depth(value, f"chat_template_kwargs.{name}")
+    size = len(msgspec.json.encode(variables))
+    if size > MAX_VARIABLE_BYTES:
+        message = f"chat_template_kwargs are {size} bytes of JSON, more than {MAX_VARIABLE_BYTES}"
+        raise RequestError(message, param="chat_template_kwargs")
+    if reserved := sorted(variables.keys() & RESERVED):
+        param = f"chat_template_kwargs.{reserved[0]}"
+        raise RequestError(f"{param} is not a caller's to set", param=param)
+    return variables
 
 
 def plain_messages(messages: list[Message]) -> tuple[dict[str, Any], ...]:

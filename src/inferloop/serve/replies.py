@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from inferloop.serve.messages import Message
+from inferloop.serve.messages import Message, TemplateVariables
 from inferloop.serve.sampled import TokenId
 from inferloop.serve.tools import ToolDefinition
 
@@ -159,13 +159,15 @@ class ModelList(Struct, kw_only=True):
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Exactly one of `prompt` and `messages`, which may have `tools`. `add_special_tokens` false leaves out the BOS
-    before a prompt; `add_generation_prompt` false leaves out what the chat template prints before an answer."""
+    """Exactly one of `prompt` and `messages`, which may have `tools` and `chat_template_kwargs`. `add_special_tokens`
+    false leaves out the BOS before a prompt; `add_generation_prompt` false leaves out what the chat template prints
+    before an answer."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     tools: list[ToolDefinition] | None = None
+    chat_template_kwargs: TemplateVariables = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

@@ -14,7 +14,7 @@ from inferloop.serve.asgi import read_body
 from inferloop.serve.decode import beside_loop, decode_body
 from inferloop.serve.errors import ModelNotFoundError
 from inferloop.serve.health import json_response
-from inferloop.serve.messages import plain_messages
+from inferloop.serve.messages import checked_variables, plain_messages
 from inferloop.serve.replica import Replica
 from inferloop.serve.replies import (
     DetokenizeRequest,
@@ -79,11 +79,14 @@ class TextEndpoints:
                 message = "a conversation starts with the special tokens that it has when it is answered"
                 raise RequestError(message, param="add_special_tokens", code="unsupported_parameter")
             tools = tuple(tool.definition for tool in tools_of(asked.tools or ()))
-            return asked, Prompt(messages=plain_messages(asked.messages), tools=tools)
+            variables = checked_variables(asked.chat_template_kwargs)
+            return asked, Prompt(messages=plain_messages(asked.messages), tools=tools, variables=variables)
         if asked.add_generation_prompt is not None:
             raise RequestError("add_generation_prompt belongs to messages", param="add_generation_prompt")
         if asked.tools:
             raise RequestError("tools belong to messages", param="tools")
+        if asked.chat_template_kwargs:
+            raise RequestError("chat_template_kwargs belong to messages", param="chat_template_kwargs")
         return asked, Prompt(text=asked.prompt)
 
     def _tokens(self, body: bytes) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from inferloop.core.errors import RequestError
 from inferloop.core.request import Sampling
 from inferloop.engine.text.answer import PLAIN_ANSWER, AnswerPlan
 from inferloop.serve.decode import decode_body
-from inferloop.serve.messages import Message, plain_messages
+from inferloop.serve.messages import Message, TemplateVariables, checked_variables, plain_messages
 from inferloop.serve.no_op import NoOp
 from inferloop.serve.sampled import (
     Obfuscation,
@@ -107,7 +107,7 @@ class ChatRequest(Common):
     add_generation_prompt: NoOp = None
     continue_final_message: NoOp = None
     chat_template: NoOp = None
-    chat_template_kwargs: NoOp = None
+    chat_template_kwargs: TemplateVariables = None
     include_reasoning: NoOp = None
 
     no_op: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -116,7 +116,6 @@ class ChatRequest(Common):
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
         "chat_template": (),
-        "chat_template_kwargs": ({},),
         "include_reasoning": (True,),
         "functions": ([],),
         "function_call": ("none", "auto"),
@@ -184,7 +183,11 @@ def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     check_length(request.messages, info, "messages")
     tools = tools_of(request.tools or ())
-    prompt = Prompt(messages=plain_messages(request.messages), tools=tuple(tool.definition for tool in tools))
+    prompt = Prompt(
+        messages=plain_messages(request.messages),
+        tools=tuple(tool.definition for tool in tools),
+        variables=checked_variables(request.chat_template_kwargs),
+    )
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = request.max_completion_tokens or request.max_tokens
     wanted = grammar_of(request.structured_outputs, request.response_format)

@@ -118,3 +118,19 @@ def test_special_texts_have_their_usual_names() -> None:
 
 def test_the_digest_follows_the_source() -> None:
     assert ChatTemplate("a").digest == ChatTemplate("a").digest != ChatTemplate("b").digest
+
+
+def test_what_a_caller_may_set_is_what_the_template_reads_and_is_not_given() -> None:
+    source = (
+        "{{ bos_token }}{{ boi_token }}{{ strftime_now('%Y') }}{% set mine = 1 %}{% for m in messages %}{{ mine }}"
+        "{% endfor %}{% if not style is defined %}{% set style = 'plain' %}{% endif %}{{ style }}"
+        "{% if tools and not documents %}{{ raise_exception('x') }}{% endif %}{{ range(mood | default(1)) | join }}"
+    )
+    template = ChatTemplate(source, special_texts={"boi_token": "<i>"}, clock=VirtualClock())
+    assert template.variables == {"style", "mood"}
+    shown = template.render(user("x"))
+    assert template.render(user("x"), variables={"style": "grand"}) == shown.replace("plain", "grand") != shown
+    for name in ("boi_token", "bos_token", "mine", "range", "messages"):
+        with pytest.raises(RequestError) as caught:
+            template.render(user("x"), variables={name: 1})
+        assert caught.value.param == f"chat_template_kwargs.{name}" and "it reads mood, style" in caught.value.message

@@ -31,6 +31,10 @@ TURNS = (
     "{% if add_generation_prompt %}>{% endif %}"
 )
 TEMPLATES = {"none": TURNS, "one": "{{ bos_token }}" + TURNS, "two": "{{ bos_token }}{{ bos_token }}" + TURNS}
+SWITCHED = (
+    "{{ bos_token }}" + TURNS + "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}"
+    "{% if not tags is defined %}{% set tags = [] %}{% endif %}{{ tags | join }}"
+)
 BOS, EOS = 256, 257
 HI = [{"role": "user", "content": "hi"}]
 IDS = [BOS, *b"user:hi", EOS, *b">"]
@@ -95,7 +99,7 @@ def tiny(native: Native, tiny_directory: Callable[..., Path], tmp_path: Path) ->
 
     @contextlib.asynccontextmanager
     async def running(template: str = "one", context_length: int = 64) -> AsyncIterator[Served]:
-        codec = Codec(resolve(str(tiny_directory(template=TEMPLATES[template]))))
+        codec = Codec(resolve(str(tiny_directory(template=TEMPLATES.get(template, template)))))
         runner = EchoRunner(vocab_size=258, context_length=context_length, num_blocks=250)
         async with native(runner, codec) as generator, serve(generator, tmp_path) as served:
             yield served
@@ -247,6 +251,51 @@ async def test_tools_are_part_of_the_prompt_on_every_path(tiny: Any) -> None:
         prompts, _ = await s.prompts_of(messages=HI, tools=tools, tool_choice="none", max_tokens=1)
         assert chat["token_ids"] == responses["token_ids"] == told["tokens"] == prompts[0]
         assert chat["prompt"] == responses["prompt"] and '"name": "f"' in chat["prompt"]
+
+
+async def test_variables_for_the_chat_template_are_the_same_on_every_path(tiny: Any) -> None:
+    async with tiny(SWITCHED) as s:
+        for variables, shown in (
+            ({}, ""),
+            (None, ""),
+            ({"enable_thinking": True}, ""),
+            ({"enable_thinking": False}, "-"),
+            ({"enable_thinking": False, "tags": ["a", "b"]}, "-ab"),
+        ):
+            body = {"messages": HI, "chat_template_kwargs": variables}
+            chat, (_, told) = await s.render(**body), await s.post("/tokenize", body)
+            assert chat["prompt"] == f"<s>user:hi</s>>{shown}"
+            prompts, _ = await s.prompts_of(**body, max_tokens=1)
+            assert chat["token_ids"] == told["tokens"] == prompts[0] == [*IDS, *shown.encode()]
+
+
+DEEP: Any = 0
+for _ in range(70):
+    DEEP = [DEEP]
+WRONG_VARIABLES: list[tuple[Any, str]] = [
+    ([], ""),
+    ({"messages": []}, ".messages"),
+    ({"add_generation_prompt": False}, ".add_generation_prompt"),
+    ({"documents": []}, ".documents"),
+    ({"bos_token": "x"}, ".bos_token"),
+    ({"raise_exception": 1}, ".raise_exception"),
+    ({"enable_thinkin": False}, ".enable_thinkin"),
+    ({"enable_thinking": DEEP}, ".enable_thinking"),
+    ({"tags": ["x" * 70_000]}, ""),
+]
+
+
+@pytest.mark.parametrize(("variables", "where"), WRONG_VARIABLES, ids=[str(i) for i in range(len(WRONG_VARIABLES))])
+async def test_wrong_variables_are_refused_by_name(tiny: Any, variables: Any, where: str) -> None:
+    async with tiny(SWITCHED) as s:
+        body = {"messages": HI, "chat_template_kwargs": variables, "max_tokens": 1}
+        answers = [await s.post(path, body) for path in (PATHS["messages"], PATHS["messages"] + "/render")]
+        del body["max_tokens"]
+        answers.append(await s.post("/tokenize", body))
+        for status, told in answers:
+            assert (status, told["error"]["param"]) == (400, f"chat_template_kwargs{where}"), told
+        status, told = await s.post("/tokenize", {"prompt": "x", "chat_template_kwargs": {"enable_thinking": False}})
+        assert (status, told["error"]["param"]) == (400, "chat_template_kwargs")
 
 
 async def test_a_backend_without_its_tokenizer_says_so(native: Native, tmp_path: Path) -> None:

@@ -63,12 +63,14 @@ class Codec:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """A conversation as the template prints it. Raises RequestError naming `messages`."""
+        """A conversation as the template prints it, which may read `variables`. Raises RequestError naming `messages`
+        or `chat_template_kwargs.<name>`."""
         template = self.tool_template if tools else self.template
         if template is None:
             raise RequestError("this model has no chat template; use /v1/completions", param="messages")
-        return template.render(messages, add_generation_prompt, tools=tools)
+        return template.render(messages, add_generation_prompt, tools=tools, variables=variables)
 
     def encode_chat(
         self,
@@ -76,12 +78,13 @@ class Codec:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         """Prompt ids of a conversation. Where the model's texts start with BOS there is exactly one, whether or not the
-        template prints it. Raises RequestError naming `messages`; ContextLengthError, before it tokenizes, for what is
-        more than `max_tokens` however it is cut."""
-        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        template prints it. Raises RequestError as `chat_text` does; ContextLengthError, before it tokenizes, for what
+        is more than `max_tokens` however it is cut."""
+        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables)
         return self._prompt(text, "messages", max_tokens)
 
     def encode_text(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
@@ -23,6 +23,11 @@ from inferloop.engine.text.tools.dialect import Dialect
 from inferloop.engine.text.tools.dialects import taught_dialect
 from inferloop.engine.text.tools.json_calls import HERMES
 from inferloop.engine.text.tools.prompting import spell_out, tools_block
+
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
+_SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+RESERVED = frozenset((*_GIVEN, *_SPECIAL, "additional_special_tokens"))
+"""Names that mean the same to every template, and are not a caller's to set."""
 
 
 class ChatTemplate:
@@ -52,9 +57,12 @@ class ChatTemplate:
         environment.globals["strftime_now"] = self._strftime_now
         try:
             self._template = environment.from_string(source)
-            self.knows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
+            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except (jinja2.TemplateError, RecursionError) as problem:
             raise ModelFileError(f"the model's chat template does not parse: {problem}") from problem
+        self.knows_tools = "tools" in read
+        self.variables = frozenset(read - RESERVED - self._special_texts.keys())
+        """What it reads that a caller may set."""
         self.dialect_name = taught_dialect(source) if self.knows_tools else dialect.name
         """In which dialect a model that reads these prompts calls; None: in one that is not known here."""
         self.mentions_thinking = "</think>" in source
@@ -68,12 +76,17 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text. Raises RequestError naming `messages` when the template refuses or cannot take them."""
+        """The prompt text. Raises RequestError naming `messages` when the template refuses or cannot take them, or
+        `chat_template_kwargs.<name>` for one of `variables` that it does not read."""
+        variables = variables or {}
+        if unread := sorted(variables.keys() - self.variables):
+            raise unread_variable(unread[0], self.variables)
         plain, offered = normalize_messages(messages), list(tools or ())
         if not self.knows_tools:
             plain = spell_out(plain, offered, self._dialect, system_role=self._has_system_role)
-        return self._render(plain, offered, add_generation_prompt)
+        return self._render(plain, offered, add_generation_prompt, variables)
 
     @property
     def opens_thinking(self) -> bool:
@@ -85,13 +98,19 @@ class ChatTemplate:
 
     def _takes_system(self) -> bool:
         try:
-            self._render([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], [], True)
+            self._render([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], [], True, {})
         except RequestError:
             return False
         return True
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[Any], add_generation_prompt: bool) -> str:
-        values = {**self._special_texts, "messages": messages, "tools": tools or None}
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        values = {**variables, **self._special_texts, "messages": messages, "tools": tools or None}
         try:
             return self._template.render(add_generation_prompt=add_generation_prompt, documents=None, **values)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as problem:
@@ -101,6 +120,13 @@ class ChatTemplate:
 
     def _strftime_now(self, layout: str) -> str:
         return datetime.datetime.fromtimestamp(self._clock.wall_ns() / NS_PER_S).strftime(layout)
+
+
+def unread_variable(name: str, read: Iterable[str]) -> RequestError:
+    """That a template does not read `name` but `read`."""
+    param, known = f"chat_template_kwargs.{name}", ", ".join(sorted(read))
+    reads = f"reads {known}" if known else "reads no variables"
+    return RequestError(f"{param}: this model's chat template does not read it; it {reads}", param=param)
 
 
 def _raise_exception(message: str) -> NoReturn:
