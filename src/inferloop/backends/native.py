@@ -158,6 +158,7 @@ class NativeGenerator:
         token_ids = await self._encode(request.prompt)
         text = await asyncio.to_thread(self._text, request.prompt)
         await self._compile(request.sampling.grammar)
+        self._engine.check_together(len(token_ids), request.n, request.num_choices)
         with _naming(request.prompt):
             max_tokens = self._engine.max_tokens_of(_token_request(request, request.request_id, token_ids))
         return Preview(text, token_ids, max_tokens)
@@ -166,6 +167,7 @@ class NativeGenerator:
         self._loop = asyncio.get_running_loop()
         self._engine.check_open(request.priority)
         prompt_ids = await self._encode(request.prompt)
+        self._engine.check_together(len(prompt_ids), request.n, request.num_choices)
         mask = await self._compile(request.sampling.grammar)
         answer = Answer(self._codec.detokenizer(prompt_ids), request, prompt_ids, self._clock)
         with self._asking(request.request_id) as (engine_id, inbox):

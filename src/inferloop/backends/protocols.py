@@ -41,6 +41,10 @@ class GenerateRequest:
     """Prompts share what is cached only with prompts under the same salt."""
     sheddable: bool = True
     """See TokenRequest."""
+    n: int = 1
+    """How many choices of this prompt come at once, this one included."""
+    num_choices: int = 1
+    """The same of all prompts of one HTTP request."""
 
 
 @dataclass(frozen=True, slots=True)

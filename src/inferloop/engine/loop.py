@@ -21,7 +21,7 @@ from inferloop.engine.roster import EndReason, Roster, TokenUpdate
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.pace import StepLimits
 from inferloop.engine.schedule.pacer import Pacer, late_ones
-from inferloop.engine.schedule.policy import resolve_max_tokens
+from inferloop.engine.schedule.policy import check_together, resolve_max_tokens
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec
 from inferloop.engine.schedule.tier import BlockTier
@@ -86,6 +86,10 @@ class Engine:
     def max_tokens_of(self, request: TokenRequest) -> int:
         """How many tokens `request` may generate. Raises what `submit` does for what can never be served."""
         return resolve_max_tokens(self._config, _spec_of(request, None))
+
+    def check_together(self, num_prompt_tokens: int, n: int, num_choices: int) -> None:
+        """Raise RequestError for choices that this engine can never have at once; see `policy.check_together`."""
+        check_together(self._config, num_prompt_tokens, n, num_choices)
 
     def start(self) -> None:
         self._thread.start()

@@ -85,6 +85,8 @@ async def prepare(
         t_engine_in_ns=attempt.t_in_ns,
         priority=call.priority if priority is None else priority,
         cache_salt=call.cache_salt,
+        n=call.num_per_prompt,
+        num_choices=call.num_per_prompt * len(call.prompts),
     )
     return Prepared(spread(call, request), dialect.encoder(head), call.stream)
 

@@ -94,6 +94,8 @@ class RenderEndpoint:
             t_engine_in_ns=self._replica.clock.now_ns(),
             priority=call.priority,
             cache_salt=call.cache_salt,
+            n=call.num_per_prompt,
+            num_choices=call.num_per_prompt * len(call.prompts),
         )
         return await codec.preview(request)
 

@@ -298,6 +298,26 @@ async def test_wrong_variables_are_refused_by_name(tiny: Any, variables: Any, wh
         assert (status, told["error"]["param"]) == (400, "chat_template_kwargs")
 
 
+@pytest.mark.parametrize(
+    ("limits", "body", "param"),
+    [
+        ({"max_sequences": 2, "max_waiting": 1}, {"messages": HI, "n": 4}, "n"),
+        ({"max_sequences": 2, "max_waiting": 1}, {"prompt": ["a", "b", "c", "d"]}, "prompt"),
+        ({"max_sequences": 2, "max_waiting_tokens": 35}, {"messages": HI, "n": 5}, "n"),
+        ({"max_sequences": 2, "max_waiting_tokens": 35}, {"messages": HI, "n": 5, "stream": True}, "n"),
+    ],
+)
+async def test_choices_that_never_fit_together_are_refused_before_any_is_queued(
+    native: Native, tmp_path: Path, limits: dict[str, int], body: dict[str, Any], param: str
+) -> None:
+    async with native(**limits) as generator, serve(generator, tmp_path) as s:
+        before = generator.describe()[1]
+        for path in (path_of(body), path_of(body) + "/render"):
+            status, told = await s.post(path, {**body, "max_tokens": 2})
+            assert (status, told["error"]["param"]) == (400, param), told
+        assert generator.describe()[1] == before
+
+
 async def test_a_backend_without_its_tokenizer_says_so(native: Native, tmp_path: Path) -> None:
     class Plain:
         def __init__(self, inner: Generator) -> None:

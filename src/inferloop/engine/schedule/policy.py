@@ -77,6 +77,26 @@ def resolve_max_tokens(config: ScheduleConfig, spec: SequenceSpec) -> int:
     return remaining if sampling.max_tokens is None else min(sampling.max_tokens, remaining)
 
 
+def check_together(config: ScheduleConfig, num_prompt_tokens: int, n: int, num_choices: int) -> None:
+    """Raise RequestError for a request whose choices can never be here together, were the engine ever so idle:
+    `num_choices` in all, `n` of them of one prompt of `num_prompt_tokens`. Reads the config only, so any thread may
+    call it."""
+    running = config.max_sequences
+    if num_choices > running + config.max_waiting:
+        raise RequestError(
+            f"{num_choices} choices never fit together into a server that runs {running} and queues "
+            f"{config.max_waiting} more",
+            param="n" if n > 1 else "prompt",
+        )
+    num_waiting = n - running
+    if num_waiting > 1 and num_waiting * num_prompt_tokens > config.max_waiting_tokens:
+        raise RequestError(
+            f"n = {n} choices of a prompt of {num_prompt_tokens} tokens never fit together into a server that runs "
+            f"{running} and queues prompts of {config.max_waiting_tokens} tokens",
+            param="n",
+        )
+
+
 def default_waiting_tokens(context_length: int, num_kv_tokens: int) -> int:
     """How many prompt tokens may queue when nobody says: what fills the KV memory sixteen times over. More would wait
     for so many generations of the batch that whoever asked is gone; one whole context always fits."""
