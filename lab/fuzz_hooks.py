@@ -15,9 +15,12 @@ import schemathesis
 from schemathesis import Case, GenerationMode, HookContext
 
 MODEL = os.environ["INFERLOOP_FUZZ_MODEL"]
-_KEEP_TYPED, _KEEP_ANY = 0.2, 0.01
+_KEEP_TYPED, _KEEP_ANY = 0.1, 0.005
 """Shares of optional fields kept; a field of any type is one that asks for nothing or is refused."""
 _OTHER_MODEL = 0.02
+_STREAMED = 0.3
+_PLAIN = 0.7
+"""Conversations and mixed lists are mostly refused as well, before the other fields are looked at."""
 _TIMEOUT = "x-request-timeout-ms"
 
 
@@ -48,7 +51,19 @@ def _body(case: Case[Any], body: dict[str, Any], rng: random.Random) -> dict[str
         is_typed = bool(properties.get(name, {}).keys() & {"type", "anyOf", "$ref", "enum"})
         return name in required or rng.random() < (_KEEP_TYPED if is_typed else _KEEP_ANY)
 
-    return {name: value for name, value in body.items() if keep(name)}
+    kept = {name: value for name, value in body.items() if keep(name)}
+    if "stream" in properties and rng.random() < _STREAMED:
+        kept["stream"] = True
+    for name in kept.keys() & {"messages", "prompt", "input"}:
+        if rng.random() < _PLAIN:
+            kept[name] = _plain(name, kept[name])
+    return kept
+
+
+def _plain(name: str, value: Any) -> Any:
+    """What was generated, as the simplest thing that the field takes."""
+    text = value if isinstance(value, str) and value else repr(value)[:40]
+    return [{"role": "user", "content": text}] if name == "messages" else text
 
 
 def _is_negative(case: Case[Any]) -> bool:
