@@ -261,5 +261,5 @@ def test_a_step_that_was_given_up_leaves_no_trace(tmp_path: Path) -> None:
 
     whole = generate(99)
     assert whole[2] == 0
-    for num_asked in range(2):  # as many layers as the model has
+    for num_asked in range(6):  # twice in each of two layers, before the head, before sampling
         assert generate(num_asked) == (*whole[:2], 6)

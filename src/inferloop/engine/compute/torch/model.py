@@ -35,17 +35,22 @@ class Decoder:
         self._num_q, self._num_kv = shape.num_heads, shape.kv_heads[0]
         self._in_buckets = weights.head.packed
 
-    def hidden(self, token_ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states before the final norm, (rows, hidden). cos and sin: (rows, 1, rotated dimensions)."""
+    def hidden(
+        self, token_ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend, between: Callable[[], None]
+    ) -> Tensor:
+        """Last hidden states before the final norm, (rows, hidden). cos and sin: (rows, 1, rotated dimensions).
+        `between` is called between parts of the work, and may end it by raising."""
         num_rows = len(token_ids)
         if padding := self._num_padding_rows(num_rows):
             token_ids = F.pad(token_ids, (0, padding))
             cos, sin = F.pad(cos, (0, 0, 0, 0, 0, padding)), F.pad(sin, (0, 0, 0, 0, 0, padding))
         x = F.embedding(token_ids, self._weights.embedding)
         for i, layer in enumerate(self._weights.layers):
+            between()
             qkv = self._rowwise(lambda x, cos, sin, layer=layer: self._qkv(layer, x, cos, sin), x, cos, sin)
             q, k, v = torch.split(qkv, [self._num_q, self._num_kv, self._num_kv], 1)
             attended = attend(i, q[:num_rows], k[:num_rows], v[:num_rows])
+            between()
             if padding:
                 attended = F.pad(attended, (0, 0, 0, padding))
             x = self._rowwise(lambda x, a, layer=layer: self._finish(layer, x, a), x, attended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from inferloop.engine.compute.torch.layout import block_layout
 from inferloop.engine.compute.torch.model import Decoder
 from inferloop.engine.compute.torch.prompts import Scores, add_up, read_scores, rows_to_pool, score
 from inferloop.engine.compute.torch.rope import rope_tables
-from inferloop.engine.compute.torch.sampler import SampleRows, logprobs_of, sample, sample_rows
+from inferloop.engine.compute.torch.sampler import SampleRows, in_parts, logprobs_of, sample, sample_rows
 from inferloop.engine.compute.torch.weights import ModelWeights, Progress, load_weights
 from inferloop.engine.schedule.step import Int64, StepPlan, StepResult, TokenLogprob
 from inferloop.models.headers import ModelHeader
@@ -38,8 +39,17 @@ class _Submitted:
     to_pool: list[Tensor]
 
 
+_HEAD_ROWS = 8
+"""Go through the head together in a step that may be given up; they cost little more than one. Drawing from a whole
+vocabulary takes milliseconds for each row, so those are drawn one by one."""
+
+
 class _GivenUpError(Exception):
-    """Ends a step between two layers."""
+    """Ends a step between two parts of it."""
+
+
+def _go_on() -> None:
+    """Between the parts of a step that cannot be given up."""
 
 
 class TorchRunner:
@@ -113,8 +123,8 @@ class TorchRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
-        """Compute and sample one step. At most one is in flight. Gives up between layers; on an accelerator they are
-        enqueued faster than anybody could ask."""
+        """Compute and sample one step. At most one is in flight. Gives up between parts of a layer, or between a few
+        rows that are sampled; on an accelerator all that is enqueued faster than anybody could ask."""
         assert self._submitted is None, "wait for the step in flight first"
         try:
             self._submitted = self._step(plan, give_up)
@@ -122,15 +132,18 @@ class TorchRunner:
             self._submitted = plan
 
     def _step(self, plan: StepPlan, give_up: GiveUp) -> _Submitted:
+        def between() -> None:
+            if give_up():
+                raise _GivenUpError
+
         rows = sample_rows(plan)
-        hidden = self._forward(plan, give_up)
+        hidden = self._forward(plan, between)
         saved = self._cache.save(plan.saves[0]) if plan.saves else None
         scores = [] if plan.prompt_rows is None else score(hidden, plan.prompt_rows, self._decoder.logits)
         to_pool = [self._decoder.normed(hidden[some]) for some in rows_to_pool(plan)]
         token_ids = logits = None
         if len(rows.flat):
-            picked = hidden if len(rows.flat) == len(hidden) else hidden[torch.from_numpy(rows.flat).to(self._device)]
-            token_ids, logits = sample(self._decoder.logits(picked), plan, rows)
+            token_ids, logits = self._sample(hidden, plan, rows, between, in_one=give_up is never)
         return _Submitted(plan, rows, token_ids, logits, saved, scores, to_pool)
 
     @torch.inference_mode()
@@ -161,7 +174,7 @@ class TorchRunner:
         with torch.inference_mode():
             return self._decoder.logits(self._forward(plan))
 
-    def _forward(self, plan: StepPlan, give_up: GiveUp = never) -> Tensor:
+    def _forward(self, plan: StepPlan, between: Callable[[], None] = _go_on) -> Tensor:
         owner = np.repeat(np.arange(plan.num_sequences), np.diff(plan.offsets))
         positions = np.arange(plan.num_tokens) - plan.offsets[owner] + plan.first_positions[owner]
         for pairs in plan.copies:
@@ -171,13 +184,24 @@ class TorchRunner:
         attend = self._attention(self._cache, plan, positions, self._device)
         token_ids = torch.from_numpy(plan.token_ids.astype(np.int64)).to(self._device)
         where = torch.from_numpy(positions.astype(np.int64)).to(self._device)
+        return self._decoder.hidden(token_ids, self._cos[where], self._sin[where], attend, between)
 
-        def attend_or_give_up(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if give_up():
-                raise _GivenUpError
-            return attend(layer, q, k, v)
-
-        return self._decoder.hidden(token_ids, self._cos[where], self._sin[where], attend_or_give_up)
+    def _sample(
+        self, hidden: Tensor, plan: StepPlan, rows: SampleRows, between: Callable[[], None], *, in_one: bool
+    ) -> tuple[Tensor, Tensor]:
+        picked = hidden if len(rows.flat) == len(hidden) else hidden[torch.from_numpy(rows.flat).to(self._device)]
+        num_rows = len(picked)
+        parts = []
+        for of_head, together in in_parts(rows, num_rows if in_one else _HEAD_ROWS):
+            between()
+            logits = self._decoder.logits(picked[of_head])
+            for part, some in in_parts(together, num_rows if in_one else 1):
+                between()
+                parts.append(sample(logits[part], plan, some))
+        if len(parts) == 1:
+            return parts[0]
+        token_ids, processed = zip(*parts, strict=True)
+        return torch.cat(token_ids), torch.cat(processed)
 
 
 def _accepted(plan: StepPlan, rows: SampleRows, sampled: Int64) -> list[int]:

@@ -6,6 +6,7 @@ is drawn only for entries that survive and can still win (engine.compute.philox)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,13 @@ def sample_rows(plan: StepPlan) -> SampleRows:
     flat = plan.sample_rows[owners].astype(np.int64) + ahead
     positions = plan.first_positions[owners] + (flat - plan.offsets[owners]) + 1
     return SampleRows(flat, owners, ahead, positions)
+
+
+def in_parts(rows: SampleRows, size: int) -> Iterator[tuple[slice, SampleRows]]:
+    """Up to `size` rows each, and where they stand among all."""
+    for start in range(0, len(rows.flat), size):
+        part = slice(start, start + size)
+        yield part, SampleRows(rows.flat[part], rows.owners[part], rows.num_accepted[part], rows.positions[part])
 
 
 def sample(logits: Tensor, plan: StepPlan, rows: SampleRows) -> tuple[Tensor, Tensor]:
