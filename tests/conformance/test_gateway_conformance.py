@@ -40,12 +40,19 @@ async def test_the_openai_client_sees_a_broken_stream_as_an_api_error(fleet: Fle
     async with openai.AsyncOpenAI(base_url=fleet.url + "/v1", api_key="none", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["demo"]
         stream: AsyncIterator[object]
+        endless = {"ignore_eos": True}  # or the script may be through before the replica dies
         if kind == "chat":
             stream = await client.chat.completions.create(
-                model="demo", messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=10_000
+                model="demo",
+                messages=[{"role": "user", "content": "Hi"}],
+                stream=True,
+                max_tokens=10_000,
+                extra_body=endless,
             )
         else:
-            stream = await client.responses.create(model="demo", input="Hi", stream=True, max_output_tokens=10_000)
+            stream = await client.responses.create(
+                model="demo", input="Hi", stream=True, max_output_tokens=10_000, extra_body=endless
+            )
         pid = fleet.status().replicas[0].pid
         assert pid is not None
         with pytest.raises(openai.APIError, match="in the middle of the answer"):
