@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -22,20 +23,20 @@ _TELL_TIMEOUT_S = 1.0
 """How long a failure waits for a client that does not read."""
 
 
-class Answering:
+class Answering(ABC):
     """Sends one answer; knows whether its headers are out, which decides how a failure can still be told."""
 
     def __init__(self, attempt: Attempt, send: Send) -> None:
         self.attempt, self.send = attempt, send
         self.started = False
 
+    @abstractmethod
     async def run(self, body: bytes) -> None:
         """Answer the request completely and end the attempt."""
-        raise NotImplementedError
 
     def broken(self, error: BaseException) -> bytes:
-        """The last thing sent when the answer fails after its beginning went out."""
-        raise NotImplementedError
+        """The last thing sent when the answer fails after its beginning went out; for those that stream."""
+        raise AssertionError("only a stream begins before it is complete")
 
     async def failed(self, error: BaseException) -> None:
         """Tell the client as well as is still possible."""
@@ -67,15 +68,15 @@ class Answering:
                     await send_error(self.send, error)
 
 
-class Endpoint:
+class Endpoint(ABC):
     """An ASGI application for one path."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
 
+    @abstractmethod
     def answering(self, attempt: Attempt, headers: Headers, send: Send) -> Answering:
         """What answers one request."""
-        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
