@@ -1,0 +1,1 @@
+"""The native runner: one call into C++ per step, for CPUs."""

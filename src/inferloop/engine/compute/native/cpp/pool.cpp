@@ -1,0 +1,122 @@
+#include "pool.h"
+
+#include <thread>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace inferloop {
+namespace {
+
+// About 30 us: longer than the parts of a step are uneven, shorter than anybody else on the core would notice.
+constexpr int kNumSpins = 2000;
+
+inline void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// A number that only grows, and that can be waited for.
+class Signal {
+ public:
+  uint32_t value() const { return value_.load(std::memory_order_acquire); }
+
+  void advance() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (num_asleep_.load(std::memory_order_seq_cst) > 0) value_.notify_all();
+  }
+
+  void wait_beyond(uint32_t seen) {
+    for (int i = 0; i < kNumSpins; ++i) {
+      if (value() != seen) return;
+      relax();
+    }
+    num_asleep_.fetch_add(1, std::memory_order_seq_cst);
+    value_.wait(seen, std::memory_order_seq_cst);
+    num_asleep_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+ private:
+  alignas(64) std::atomic<uint32_t> value_{0};
+  std::atomic<int> num_asleep_{0};
+};
+
+void pin([[maybe_unused]] std::thread& thread, [[maybe_unused]] int cpu) {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // a wish: where it cannot be, it is not
+#endif
+}
+
+}  // namespace
+
+struct Pool::Shared {
+  int num_threads = 1;
+  std::vector<std::thread> helpers;
+  const std::function<void(Team&)>* work = nullptr;
+  std::atomic<bool> ending{false};
+  Signal started;
+  Signal met;
+  alignas(64) std::atomic<int> num_arrived{0};
+  alignas(64) std::atomic<int> next_task{0};
+};
+
+Pool::Pool(int num_threads, const std::vector<int>& cpus) : shared_(std::make_unique<Shared>()) {
+  shared_->num_threads = num_threads;
+  for (int rank = 1; rank < num_threads; ++rank) {
+    shared_->helpers.emplace_back([this, rank] {
+      Team team(*this, rank);
+      for (uint32_t round = 0;; ++round) {
+        shared_->started.wait_beyond(round);
+        if (shared_->ending.load(std::memory_order_acquire)) return;
+        (*shared_->work)(team);
+        team.barrier();
+      }
+    });
+    if (static_cast<size_t>(rank) <= cpus.size()) pin(shared_->helpers.back(), cpus[rank - 1]);
+  }
+}
+
+Pool::~Pool() {
+  shared_->ending.store(true, std::memory_order_release);
+  shared_->started.advance();
+  for (std::thread& helper : shared_->helpers) helper.join();
+}
+
+int Pool::size() const { return shared_->num_threads; }
+
+void Pool::run(const std::function<void(Team&)>& work) {
+  Team team(*this, 0);
+  shared_->work = &work;
+  if (shared_->num_threads > 1) shared_->started.advance();
+  work(team);
+  team.barrier();
+}
+
+int Team::size() const { return pool_.size(); }
+
+void Team::barrier() {
+  Pool::Shared& shared = *pool_.shared_;
+  const uint32_t seen = shared.met.value();
+  if (shared.num_arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == shared.num_threads) {
+    shared.num_arrived.store(0, std::memory_order_relaxed);
+    shared.next_task.store(0, std::memory_order_relaxed);
+    shared.met.advance();
+  } else {
+    shared.met.wait_beyond(seen);
+  }
+}
+
+int Team::next_task() { return pool_.shared_->next_task.fetch_add(1, std::memory_order_relaxed); }
+
+}  // namespace inferloop
