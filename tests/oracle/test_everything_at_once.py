@@ -47,6 +47,17 @@ class Checked(Scheduler):
         return super().schedule(limits)
 
 
+class Hasty(GiveUp):
+    """Up when `asked` is, and now and then when nobody asked."""
+
+    def __init__(self, asked: GiveUp, rng: random.Random) -> None:
+        super().__init__()
+        self.asked, self.rng = asked, rng
+
+    def __call__(self) -> bool:
+        return self.asked() or self.rng.random() < 0.1
+
+
 class HastyRunner(EchoRunner):
     """Gives steps up more often than anybody asks for it, where it may, and counts them."""
 
@@ -54,7 +65,7 @@ class HastyRunner(EchoRunner):
     num_given_up = 0
 
     def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
-        super().submit(plan, give_up if give_up is never else lambda: give_up() or self.rng.random() < 0.1)
+        super().submit(plan, give_up if give_up is never else Hasty(give_up, self.rng))
 
     def wait(self) -> StepResult:
         result = super().wait()

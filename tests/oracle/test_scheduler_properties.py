@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from inferloop.core.errors import ContextLengthError, OverloadedError
 from inferloop.core.request import BATCH_PRIORITY, Sampling
 from inferloop.engine.compute.echo import EchoRunner, continuation, hidden_state, prompt_logprob
+from inferloop.engine.compute.runner import GiveUp
 from inferloop.engine.schedule.blocks import BlockPool
 from inferloop.engine.schedule.pace import StepLimits, StepTime, TimeLimit
 from inferloop.engine.schedule.policy import BACKGROUND_EVERY, ScheduleConfig
@@ -124,7 +125,10 @@ class Machine(RuleBasedStateMachine):
             return
         assert 0 < self.plan.num_tokens <= self.config.max_step_tokens
         self.first_admitted += [n for n in self.scheduler.changes.admitted if n not in self.first_admitted]
-        self.runner.submit(self.plan, lambda: is_given_up)
+        give_up = GiveUp()
+        if is_given_up:
+            give_up.set()
+        self.runner.submit(self.plan, give_up)
 
     @rule()
     @precondition(lambda self: self.plan is not None)

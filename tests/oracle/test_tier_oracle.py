@@ -17,6 +17,7 @@ from inferloop.core.clock import RealClock
 from inferloop.core.request import BATCH_PRIORITY, Sampling
 from inferloop.engine.blockstore.store import BlockStore, StoreConfig
 from inferloop.engine.compute.echo import EchoRunner, continuation, hidden_state, prompt_logprob
+from inferloop.engine.compute.runner import GiveUp
 from inferloop.engine.schedule.keys import root_key
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
@@ -30,6 +31,17 @@ Prefix = tuple[tuple[str, ...], tuple[int, ...]]
 CONFIG = ScheduleConfig(
     vocab_size=VOCAB, context_length=256, block_size=SIZE, num_blocks=NUM_BLOCKS, max_sequences=4, max_step_tokens=16
 )
+
+
+class Hasty(GiveUp):
+    """Up now and then."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.rng = rng
+
+    def __call__(self) -> bool:
+        return self.rng.random() < 0.1
 
 
 class Hesitant:
@@ -97,7 +109,7 @@ class World:
             spec = self.live[name]
             self.bounds.setdefault(name, (longest_of(spec, self.saved), longest_of(spec, self.computed)))
         self.check_loads(plan)
-        self.runner.submit(plan, lambda: self.giving_up.random() < 0.1)
+        self.runner.submit(plan, Hasty(self.giving_up))
         result = self.runner.wait()
         aborted = [name for name in self.live if self.rng.random() < 0.02]
         for name in aborted:

@@ -15,7 +15,7 @@ from inferloop.core.clock import Clock
 from inferloop.core.errors import EngineError, OverloadedError, RequestError
 from inferloop.core.request import BATCH_PRIORITY, TokenRequest
 from inferloop.core.units import NS_PER_MS, ns_to_ms
-from inferloop.engine.compute.runner import Runner, RunnerInfo, never
+from inferloop.engine.compute.runner import GiveUp, Runner, RunnerInfo, never
 from inferloop.engine.config import EngineConfig
 from inferloop.engine.roster import EndReason, Roster, TokenUpdate
 from inferloop.engine.schedule.mask import Mask
@@ -58,7 +58,7 @@ class Engine:
         )
         self._thread = threading.Thread(target=self._run, name="inferloop-engine", daemon=True)
         self._changed = threading.Condition()
-        self._is_urgent = False
+        self._urgent = GiveUp()
         """Somebody came who is no background work: what a step of that would still compute can wait."""
         # Guarded by _changed.
         self._inbox: deque[SequenceSpec] = deque()
@@ -131,7 +131,8 @@ class Engine:
                 raise RequestError(f"request id {spec.request_id!r} is already in use", param="request_id")
             self._roster.add(spec.request_id, num_prompt, max_tokens, background=background)
             self._inbox.append(spec)
-            self._is_urgent |= not background
+            if not background:
+                self._urgent.set()
             self._changed.notify_all()
 
     def check_open(self, priority: int) -> None:
@@ -196,7 +197,7 @@ class Engine:
                 self._changed.wait()
             while self._inbox:
                 self._scheduler.add(self._inbox.popleft())
-            self._is_urgent = False
+            self._urgent.clear()
             aborted = list(self._scheduler.request_ids) if self._stopping else list(self._aborts)
             self._aborts.clear()
             aborted = [request_id for request_id in aborted if self._scheduler.abort(request_id)]
@@ -217,7 +218,7 @@ class Engine:
                 return  # given up while it planned
             self._roster.note(self._scheduler.changes, self._clock.now_ns())
             self._update_stats()
-        self._runner.submit(plan, never if self._scheduler.has_foreground else self._should_give_up)
+        self._runner.submit(plan, never if self._scheduler.has_foreground else self._urgent)
         result = self._runner.wait()
         if self._has_failed():
             return
@@ -234,9 +235,6 @@ class Engine:
                 self._changed.notify_all()
         if emitted:
             self._on_updates(emitted)
-
-    def _should_give_up(self) -> bool:
-        return self._is_urgent
 
     def _shed(self, max_ttft_ms: float, limits: StepLimits, now_ms: int) -> None:
         """Give up who would get a first token too late to be of use."""

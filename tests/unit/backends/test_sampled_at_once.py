@@ -48,6 +48,17 @@ KINDS = (
 Answer = tuple[Any, ...]
 
 
+class Hasty(GiveUp):
+    """Up when `asked` is, and now and then when nobody asked."""
+
+    def __init__(self, asked: GiveUp, rng: random.Random) -> None:
+        super().__init__()
+        self.asked, self.rng = asked, rng
+
+    def __call__(self) -> bool:
+        return self.asked() or self.rng.random() < 0.1
+
+
 class HastyRunner(TorchRunner):
     """Gives steps up more often than anybody asks for it, where it may, and counts them."""
 
@@ -55,7 +66,7 @@ class HastyRunner(TorchRunner):
     num_given_up = 0
 
     def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
-        super().submit(plan, give_up if give_up is never else lambda: give_up() or self.rng.random() < 0.1)
+        super().submit(plan, give_up if give_up is never else Hasty(give_up, self.rng))
 
     def wait(self) -> StepResult:
         result = super().wait()

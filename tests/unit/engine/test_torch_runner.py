@@ -14,6 +14,7 @@ import transformers
 
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.request import Sampling
+from inferloop.engine.compute.runner import GiveUp, never
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.linear import Linear
 from inferloop.engine.compute.torch.runner import TorchRunner
@@ -79,6 +80,18 @@ def make_model(path: Path, family: str = "llama", **changes: Any) -> Any:
 def load(path: Path, **options: Any) -> TorchRunner:
     defaults: dict[str, Any] = {"dtype": "fp32", "num_blocks": 32, "block_size": 8}
     return TorchRunner.load(open_files("tiny", path), TorchConfig(**(defaults | options)))
+
+
+class Later(GiveUp):
+    """Up when it has been asked `num_asked` times."""
+
+    def __init__(self, num_asked: int) -> None:
+        super().__init__()
+        self.left = num_asked
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
 
 
 def plans_of(runner: TorchRunner, prompt: tuple[int, ...], budget: int) -> list[StepPlan]:
@@ -248,8 +261,7 @@ def test_a_step_that_was_given_up_leaves_no_trace(tmp_path: Path) -> None:
             plan = scheduler.schedule()
             if plan is None:
                 return tokens, logprobs, num_given_up
-            answers = itertools.chain([False] * num_asked, itertools.repeat(num_steps % 2 == 0))
-            runner.submit(plan, answers.__next__)
+            runner.submit(plan, Later(num_asked) if num_steps % 2 == 0 else never)
             result = runner.wait()
             num_given_up += result.given_up
             for update in scheduler.commit(plan, result):

@@ -36,6 +36,8 @@ class CostRunner(EchoRunner):
         self._info = replace(self._info, can_give_up=next_ms is not None)
         self.clock, self.cost, self.cost_ms, self.next_ms = clock, cost, 0.0, next_ms
         self.given_up_ms = 0.0
+        self.come = GiveUp()
+        self.come.set()
 
     def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
         num_decodes = num_decoding(plan)
@@ -46,7 +48,7 @@ class CostRunner(EchoRunner):
         if left_ms < self.cost_ms:
             self.cost_ms = max(0.0, left_ms)
             self.given_up_ms += self.cost_ms
-        super().submit(plan, (lambda: True) if left_ms <= self.cost_ms else never)
+        super().submit(plan, self.come if left_ms <= self.cost_ms else never)
 
     def wait(self) -> StepResult:
         self.clock.advance(round(self.cost_ms * NS_PER_MS))

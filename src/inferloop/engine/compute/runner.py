@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from inferloop.engine.schedule.step import StepPlan, StepResult
 
-GiveUp = Callable[[], bool]
+
+class GiveUp:
+    """A flag that another thread may raise while a step runs. Calling it tells whether it is up. `cell`, one byte, is
+    for native code, which looks without the interpreter."""
+
+    __slots__ = ("cell",)
+
+    def __init__(self) -> None:
+        self.cell = np.zeros(1, np.uint8)
+
+    def set(self) -> None:
+        self.cell[0] = 1
+
+    def clear(self) -> None:
+        self.cell[0] = 0
+
+    def __call__(self) -> bool:
+        return bool(self.cell[0])
 
 
-def never() -> bool:
-    """A step that nobody is in a hurry to replace."""
-    return False
+never = GiveUp()
+"""Of a step that nobody is in a hurry to replace. Not to be raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +73,7 @@ class Runner(Protocol):
     def info(self) -> RunnerInfo: ...
 
     def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
-        """Begin a step. `give_up` is asked between parts of the work, from this thread, by runners whose
+        """Begin a step. `give_up` is asked between parts of the work by runners whose
         `info.can_give_up`: once it is true the rest may be left out, and `wait` tells a result that is given up."""
         ...
 
