@@ -1,4 +1,4 @@
-"""Arithmetic of a decoder's architecture: parameters, KV bytes, FLOPs and bytes of one step.
+"""Arithmetic of a decoder's architecture: parameters and KV bytes (what a step costs: core.step_cost).
 
 Every number follows from the architecture description alone, so plan, engine and simulate agree.
 KV bytes per token = sum over layers of 2 * kv_heads * head_dim * bytes per element (K and V); `head_dim` is read,
@@ -8,6 +8,10 @@ never derived from hidden / heads, because many models set it apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Product = Literal["qkv", "out", "gate_up", "down"]
+"""The matrix products of a layer; what has the same input is one product."""
 
 BYTES_PER_ELEMENT = {
     "fp32": 4.0,
@@ -48,23 +52,32 @@ class ModelShape:
         return self.kv_heads_per_layer or (self.num_kv_heads,) * self.num_layers
 
     @property
-    def attention_params(self) -> int:
-        """Weights of q, k, v and o over all layers."""
-        q_and_o = 2 * self.hidden_size * self.num_heads * self.head_dim * self.num_layers
-        k_and_v = 2 * self.hidden_size * self.head_dim * sum(self.kv_heads)
-        return q_and_o + k_and_v
+    def num_attention_layers(self) -> int:
+        return sum(heads > 0 for heads in self.kv_heads)
+
+    @property
+    def product_params(self) -> dict[Product, int]:
+        """Weights of each kind of product over all layers: q, k and v together, o, gate and up together, down."""
+        q = self.num_heads * self.head_dim * self.num_attention_layers
+        kv = self.head_dim * sum(self.kv_heads)
+        ffn = self.ffn_size * self.num_layers
+        units: dict[Product, int] = {"qkv": q + 2 * kv, "out": q, "gate_up": 2 * ffn, "down": ffn}
+        return {name: self.hidden_size * num for name, num in units.items()}
+
+    @property
+    def head_params(self) -> int:
+        return self.vocab_size * self.hidden_size
 
     @property
     def matmul_params(self) -> int:
         """Weights that every computed token is multiplied with, the output head included."""
-        ffn = 3 * self.hidden_size * self.ffn_size * self.num_layers
-        return self.attention_params + ffn + self.vocab_size * self.hidden_size
+        return sum(self.product_params.values()) + self.head_params
 
     @property
     def num_params(self) -> int:
         """All parameters: matmuls, norms, and the embedding once more when it is not tied to the head."""
         norms = (2 * self.num_layers + 1) * self.hidden_size
-        embedding = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        embedding = 0 if self.tied_embeddings else self.head_params
         return self.matmul_params + norms + embedding
 
     def kv_bytes_per_token(self, kv_format: str = "bf16") -> float:
@@ -72,11 +85,3 @@ class ModelShape:
 
     def weight_bytes(self, weight_format: str = "bf16") -> float:
         return self.num_params * BYTES_PER_ELEMENT[weight_format]
-
-    def step_flops(self, num_new_tokens: int, num_context_tokens: int, num_sampled: int) -> float:
-        """FLOPs of one step: `num_new_tokens` through the layers, attending to `num_context_tokens` keys in all
-        (summed over the new tokens), with the head applied to `num_sampled` rows."""
-        head = self.vocab_size * self.hidden_size
-        layers = self.matmul_params - head
-        attention = 4 * self.num_layers * self.num_heads * self.head_dim * num_context_tokens
-        return 2.0 * layers * num_new_tokens + 2.0 * head * num_sampled + attention

@@ -38,7 +38,16 @@ def test_untying_the_embedding_adds_it_once() -> None:
     assert untied.num_params - SMOLLM2.num_params == 49152 * 576
 
 
-def test_step_flops_count_each_part_once() -> None:
-    one_token = SMOLLM2.step_flops(1, 0, 1)
-    assert one_token == 2 * SMOLLM2.matmul_params
-    assert SMOLLM2.step_flops(1, 100, 1) - one_token == 4 * 30 * 9 * 64 * 100
+def test_products_of_the_layers_and_the_head_are_all_matrices() -> None:
+    assert SMOLLM2.product_params == {
+        "qkv": 30 * 576 * 960,
+        "out": 30 * 576 * 576,
+        "gate_up": 30 * 576 * 3072,
+        "down": 30 * 1536 * 576,
+    }
+    assert SMOLLM2.matmul_params == 106_168_320 + 49152 * 576
+
+
+def test_a_layer_without_kv_heads_has_no_attention_weights() -> None:
+    some = replace(SMOLLM2, kv_heads_per_layer=(3,) * 29 + (0,))
+    assert SMOLLM2.num_params - some.num_params == 576 * (960 + 576)
