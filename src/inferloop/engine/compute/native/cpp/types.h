@@ -53,8 +53,9 @@ constexpr Form form_of(Format format) {
 
 /// m rows of k activations (k a multiple of 32) in one form; the pointers of the others are null.
 ///
-/// q8: every 32 values share scale = max |value| / 127, code = value / scale rounded to nearest even, and 0 when all
-/// are. sums[i] is that of codes 16 i .. 16 i + 15, which weights with an offset or a min need.
+/// q8: every 32 values share scale = max |value| / 127, code = value * (127 / max) rounded to nearest even; scale and codes
+/// are 0 when no value exceeds 1e-30, and the scale is NaN when one is not finite. sums[i] is that of codes 16 i ..
+/// 16 i + 15, which weights with an offset or a min need.
 struct Rows {
   Form form = Form::f32;
   int m = 0;

@@ -1,0 +1,9 @@
+// Row kernels, two registers to 16 lanes.
+#include "lanes.h"
+#include "levels.h"
+
+namespace inferloop {
+
+const RowKernels& avx2_rows() { return kKernels; }
+
+}  // namespace inferloop

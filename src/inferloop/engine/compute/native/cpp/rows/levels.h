@@ -1,0 +1,12 @@
+// The tables of the levels: one source (lanes.h), compiled for each.
+#pragma once
+
+#include "rows.h"
+
+namespace inferloop {
+
+const RowKernels& scalar_rows();
+const RowKernels& avx2_rows();
+const RowKernels& avx512_rows();
+
+}  // namespace inferloop

@@ -1,0 +1,9 @@
+// Row kernels, what every machine runs.
+#include "lanes.h"
+#include "levels.h"
+
+namespace inferloop {
+
+const RowKernels& scalar_rows() { return kKernels; }
+
+}  // namespace inferloop
