@@ -12,6 +12,7 @@ void bind_matmul(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_sampling(nb::module_& m);
+void bind_hardware(nb::module_& m);
 }  // namespace inferloop
 
 NB_MODULE(_native, m) {
@@ -27,4 +28,6 @@ NB_MODULE(_native, m) {
   bind_attention(attention);
   nb::module_ sampling = m.def_submodule("sampling");
   bind_sampling(sampling);
+  nb::module_ hardware = m.def_submodule("hardware");
+  bind_hardware(hardware);
 }
