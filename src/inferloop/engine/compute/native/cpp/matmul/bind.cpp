@@ -2,13 +2,18 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <new>
 #include <optional>
 #include <stdexcept>
+#include <vector>
 
+#include "../pool.h"
 #include "matmul.h"
 
 namespace nb = nanobind;
@@ -111,6 +116,61 @@ auto multiply_q8(const std::string& isa, const Matrix& w, Array<int8_t, 2> codes
   return product(isa, w, q8_rows(w, codes, scales, sums), begin, end);
 }
 
+/// Rows of any one kind, all alike.
+struct SomeRows {
+  std::vector<float> f32, scales;
+  std::vector<Bf16> bf16;
+  std::vector<int8_t> codes;
+  std::vector<int32_t> sums;
+
+  Rows of(const Matrix& w, int m) {
+    const size_t count = static_cast<size_t>(m) * w.k;
+    f32.assign(count, 0.5f);
+    bf16.assign(count, 0x3f00);
+    codes.assign(count, 3);
+    scales.assign(count / kGroup, 0.01f);
+    sums.assign(count / 16, 48);
+    return {.form = form_of(w.format), .m = m, .k = w.k, .f32 = f32.data(), .bf16 = bf16.data(),
+            .codes = codes.data(), .scales = scales.data(), .sums = sums.data()};
+  }
+};
+
+double sweep(const std::string& isa, const std::vector<const Matrix*>& matrices, int m, int num_threads,
+             int tiles_per_task, int repeats) {
+  const MatmulKernels& kernels = matmul_kernels(level_named(isa));
+  require(m > 0 && num_threads > 0 && tiles_per_task > 0 && repeats > 0, "counts are positive");
+  nb::gil_scoped_release free;
+  std::vector<SomeRows> memory(matrices.size());
+  std::vector<Rows> rows;
+  size_t scratch_bytes = 0, columns = 0;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    rows.push_back(memory[i].of(*matrices[i], m));
+    scratch_bytes = std::max(scratch_bytes, kernels.scratch_bytes(*matrices[i], m));
+    columns = std::max<size_t>(columns, matrices[i]->num_tiles() * kTile);
+  }
+  std::vector<float> out(m * columns);
+  std::vector<Scratch> scratches;
+  for (int i = 0; i < num_threads; ++i) scratches.push_back(scratch_of(scratch_bytes));
+  Pool pool(num_threads);
+  double best = 1e30;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.run([&](Team& team) {
+      for (size_t j = 0; j < matrices.size(); ++j) {
+        const Matrix& w = *matrices[j];
+        const size_t width = w.num_tiles() * kTile;
+        team.each((w.num_tiles() + tiles_per_task - 1) / tiles_per_task, [&](int task) {
+          const int begin = task * tiles_per_task, end = std::min(begin + tiles_per_task, w.num_tiles());
+          kernels.multiply(w, rows[j], begin, end, out.data() + begin * kTile, width, scratches[team.rank()].get());
+        });
+        team.barrier();
+      }
+    });
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
 auto row(const std::string& isa, const Matrix& w, int output) {
   require(0 <= output && output < w.n, "no such output");
   const size_t k = w.k;
@@ -137,6 +197,8 @@ void bind_matmul(nb::module_& m) {
   m.def("multiply_bf16", multiply_bf16, "isa"_a, "w"_a, "x"_a, "tile_begin"_a, "tile_end"_a);
   m.def("multiply_q8", multiply_q8, "isa"_a, "w"_a, "codes"_a, "scales"_a, "sums"_a, "tile_begin"_a, "tile_end"_a,
         "[m, 16 * (tile_end - tile_begin)] fp32.");
+  m.def("sweep", sweep, "isa"_a, "matrices"_a, "m"_a, "num_threads"_a, "tiles_per_task"_a, "repeats"_a,
+        "Seconds that the products of all matrices with m rows take, one after the other as in a step; the best time.");
   m.def("row", row, "isa"_a, "w"_a, "output"_a, "The weights of one output.");
 }
 

@@ -2,6 +2,12 @@
 
 namespace inferloop {
 
-const MatmulKernels& matmul_kernels(Isa) { return scalar_matmul(); }
+const MatmulKernels& matmul_kernels([[maybe_unused]] Isa isa) {
+#if defined(__x86_64__)
+  if (isa >= Isa::avx512_bf16) return avx512_bf16_matmul();
+  if (isa == Isa::avx512) return avx512_matmul();
+#endif
+  return scalar_matmul();
+}
 
 }  // namespace inferloop

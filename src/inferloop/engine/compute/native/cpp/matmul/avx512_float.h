@@ -1,0 +1,83 @@
+// fp32 and bf16 weights on 512-bit registers. Every output is one chain over the inputs in order.
+#pragma once
+
+#include <immintrin.h>
+
+#include "blocks.h"
+#include "matmul.h"
+
+namespace inferloop {
+namespace {
+
+struct F32 {
+  using Number = float;
+  static constexpr int kInputs = 1;  // in a lane
+  static __m512 fma(__m512 w, const float* x, __m512 sum) { return _mm512_fmadd_ps(w, _mm512_set1_ps(*x), sum); }
+  static const float* rows(const Rows& x) { return x.f32; }
+};
+
+struct Bf16Pairs {
+  using Number = Bf16;
+  static constexpr int kInputs = 2;
+  [[gnu::always_inline]] static __m512 fma(__m512 w, const Bf16* x, __m512 sum) {
+    int32_t pair;
+    __builtin_memcpy(&pair, x, sizeof pair);
+#ifdef __AVX512BF16__
+    return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair));
+#else
+    // The lower input of each pair, then the upper one.
+    const __m512i high = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    const __m512i weights = _mm512_castps_si512(w), inputs = _mm512_set1_epi32(pair);
+    sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, weights, 16)),
+                          _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, inputs, 16)), sum);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(weights, high)),
+                           _mm512_castsi512_ps(_mm512_and_si512(inputs, high)), sum);
+#endif
+  }
+  static const Bf16* rows(const Rows& x) { return x.bf16; }
+};
+
+template <class Kind, int R, int T>
+[[gnu::noinline]] void float_block(const uint8_t* tiles, size_t tile_bytes, const typename Kind::Number* x, ptrdiff_t k,
+                                   float* out, size_t ld_out) {
+  __m512 sums[R][T];
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < T; ++t) sums[r][t] = _mm512_setzero_ps();
+#pragma GCC unroll 2
+  for (ptrdiff_t i = 0; i < k; i += Kind::kInputs) {
+    __m512 w[T];
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      w[t] = _mm512_loadu_ps(tiles + t * tile_bytes);
+      _mm_prefetch(tiles + t * tile_bytes + 8192, _MM_HINT_T0);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) sums[r][t] = Kind::fma(w[t], x + r * k, sums[r][t]);
+    tiles += 64;
+    x += Kind::kInputs;
+  }
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + r * ld_out + t * kTile, sums[r][t]);
+}
+
+template <class Kind>
+void float_multiply(const Matrix& w, const Rows& x, int tile_begin, int tile_end, float* out, size_t ld_out) {
+  constexpr int kMaxRows = 6, kMaxTiles = 4;
+  for (int t = tile_begin; t < tile_end;) {
+    const uint8_t* tiles = w.data + t * w.tile_bytes;
+    const int num_tiles = tile_end - t < kMaxTiles ? tile_end - t : kMaxTiles;
+    with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
+      each_block<kMaxRows>(x.m, [&](int row, auto rows) {
+        float_block<Kind, decltype(rows)::value, decltype(tile_count)::value>(
+            tiles, w.tile_bytes, Kind::rows(x) + static_cast<ptrdiff_t>(row) * w.k, w.k, out + row * ld_out, ld_out);
+      });
+    });
+    out += num_tiles * kTile;
+    t += num_tiles;
+  }
+}
+
+}  // namespace
+}  // namespace inferloop

@@ -1,0 +1,166 @@
+// Group formats on 512-bit registers with VNNI: the 16 outputs of a tile are the lanes, 4 inputs of each in one.
+//
+// A block is R rows times T tiles, whose sums stay in registers: 8 vpdpbusd for a record of a tile and a row, then what
+// it is worth in the order of matmul/scalar.cpp. An offset of the codes costs nothing, since the integer sums begin with
+// it. Codes of 4 bits and numbers of 16 are widened as they come, on pipes that vpdpbusd leaves idle: nothing is copied.
+#pragma once
+
+#include <immintrin.h>
+
+#include "blocks.h"
+#include "matmul.h"
+#include "record.h"
+
+namespace inferloop {
+namespace {
+
+constexpr int kChunk = 96;                 // rows whose codes stay in the L2 cache while tiles pass by
+constexpr ptrdiff_t kAheadBytes = 8192;    // of the weights that are read to the ones that are prefetched
+
+/// Rows and what follows from them and a matrix's kind. Parts lie [m][records][parts].
+struct GroupRows {
+  const int8_t* codes;
+  const float* scales;
+  const int32_t* starts;  // of a part: minus offset * the sum of its codes
+  const float* sums;      // of a part: that of its codes
+  ptrdiff_t num_records;
+};
+
+// (The forms with a mask are for gcc 12, which takes the plain ones' undefined operand for a mistake of ours.)
+[[gnu::always_inline]] inline __m512 numbers_at(const uint8_t* at, bool wide) {
+  if (wide) return _mm512_loadu_ps(at);
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+}
+
+/// 4 codes of a row, in every lane.
+[[gnu::always_inline]] inline __m512i four_of(const int8_t* codes) {
+  int32_t four;
+  __builtin_memcpy(&four, codes, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+
+template <int Bits, int Parts, bool HasMin, int R, int T>
+[[gnu::noinline]] void group_block(const RecordShape& record, const uint8_t* tiles, size_t tile_bytes,
+                                   const GroupRows& x, int row, float* out, size_t ld_out) {
+  const ptrdiff_t n = x.num_records;
+  const ptrdiff_t numbers = record.wide ? 64 : 32;
+  const __m512i low = _mm512_set1_epi8(15);
+  __m512 sums[R][T];
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < T; ++t) sums[r][t] = _mm512_setzero_ps();
+  const uint8_t* at = tiles;
+  const int8_t* codes = x.codes + row * n * kGroup;
+  const float* scales = x.scales + row * n;
+  const int32_t* starts = x.starts + row * n * Parts;
+  const float* code_sums = x.sums + row * n * Parts;
+  for (ptrdiff_t g = 0; g < n; ++g) {
+    for (int t = 0; t < T; ++t)
+      for (int line = 0; line < Bits + Parts; ++line) _mm_prefetch(at + t * tile_bytes + kAheadBytes + line * 64, _MM_HINT_T0);
+    __m512i dots[R][T];
+    __m512 worth[R][T];
+#pragma GCC unroll 2
+    for (int p = 0; p < Parts; ++p) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) dots[r][t] = _mm512_set1_epi32(starts[r * n * Parts + p]);
+#pragma GCC unroll 8
+      for (int j = p * 8 / Parts; j < (p + 1) * 8 / Parts; ++j) {
+        __m512i w[T];
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) {
+          w[t] = _mm512_loadu_si512(at + t * tile_bytes + (Bits == 8 ? j : j % 4) * 64);
+          if (Bits == 4) w[t] = _mm512_and_si512(j < 4 ? w[t] : _mm512_srli_epi16(w[t], 4), low);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const __m512i four = four_of(codes + r * n * kGroup + 4 * j);
+#pragma GCC unroll 4
+          for (int t = 0; t < T; ++t) dots[r][t] = _mm512_dpbusd_epi32(dots[r][t], w[t], four);
+        }
+      }
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        const __m512 scale = numbers_at(at + t * tile_bytes + record.scales + p * numbers, record.wide);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const __m512 dot = _mm512_maskz_cvtepi32_ps(0xffff, dots[r][t]);
+          worth[r][t] = p == 0 ? _mm512_mul_ps(dot, scale) : _mm512_fmadd_ps(dot, scale, worth[r][t]);
+        }
+      }
+    }
+    if (HasMin)
+#pragma GCC unroll 2
+      for (int p = 0; p < Parts; ++p)
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) {
+          const __m512 min = numbers_at(at + t * tile_bytes + record.mins + p * numbers, record.wide);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r)
+            worth[r][t] = _mm512_fmadd_ps(_mm512_set1_ps(code_sums[r * n * Parts + p]), min, worth[r][t]);
+        }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) sums[r][t] = _mm512_fmadd_ps(worth[r][t], _mm512_set1_ps(scales[r * n]), sums[r][t]);
+    at += record.size;
+    codes += kGroup;
+    scales += 1;
+    starts += Parts;
+    code_sums += Parts;
+  }
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + r * ld_out + t * kTile, sums[r][t]);
+}
+
+template <int Bits, int Parts, bool HasMin>
+void group_tiles(const Matrix& w, const GroupRows& x, int m, int tile_begin, int tile_end, float* out, size_t ld_out) {
+  const RecordShape record(w);
+  constexpr int kMaxRows = Parts == 1 ? 6 : 4, kMaxTiles = 2;
+  for (int t = tile_begin; t < tile_end;) {
+    const uint8_t* tiles = w.data + t * w.tile_bytes;
+    const int num_tiles = m == 1 || t + 1 == tile_end ? 1 : kMaxTiles;
+    with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
+      each_block<kMaxRows>(m, [&](int row, auto rows) {
+        group_block<Bits, Parts, HasMin, decltype(rows)::value, decltype(tile_count)::value>(
+            record, tiles, w.tile_bytes, x, row, out + row * ld_out, ld_out);
+      });
+    });
+    out += num_tiles * kTile;
+    t += num_tiles;
+  }
+}
+
+size_t group_scratch_bytes(const Matrix& w, int m) {
+  const size_t rows = m < kChunk ? m : kChunk;
+  return rows * (w.k / w.group) * (sizeof(int32_t) + sizeof(float));
+}
+
+void group_multiply(const Matrix& w, const Rows& rows, int tile_begin, int tile_end, float* out, size_t ld_out,
+                    uint8_t* scratch) {
+  const int parts = kGroup / w.group;
+  const ptrdiff_t num_records = w.k / kGroup;
+  using Tiles = void (*)(const Matrix&, const GroupRows&, int, int, int, float*, size_t);
+  constexpr Tiles kTiles[2][2][2] = {{{group_tiles<4, 1, false>, group_tiles<4, 1, true>},
+                                      {group_tiles<4, 2, false>, group_tiles<4, 2, true>}},
+                                     {{group_tiles<8, 1, false>, group_tiles<8, 1, true>},
+                                      {group_tiles<8, 2, false>, group_tiles<8, 2, true>}}};
+  const Tiles tiles = kTiles[w.bits == 8][parts == 2][w.has_min];
+  for (ptrdiff_t first = 0; first < rows.m; first += kChunk) {
+    const int m = rows.m - first < kChunk ? rows.m - first : kChunk;
+    const ptrdiff_t num_parts = m * num_records * parts;
+    int32_t* starts = reinterpret_cast<int32_t*>(scratch);
+    float* sums = reinterpret_cast<float*>(starts + num_parts);
+    const int32_t* halves = rows.sums + first * num_records * 2;
+    for (ptrdiff_t i = 0; i < num_parts; ++i) {
+      const int32_t sum = parts == 2 ? halves[i] : halves[2 * i] + halves[2 * i + 1];
+      starts[i] = -w.offset * sum;
+      sums[i] = static_cast<float>(sum);
+    }
+    const GroupRows x = {rows.codes + first * w.k, rows.scales + first * num_records, starts, sums, num_records};
+    tiles(w, x, m, tile_begin, tile_end, out + first * ld_out, ld_out);
+  }
+}
+
+}  // namespace
+}  // namespace inferloop

@@ -1,0 +1,35 @@
+// How a product is cut into blocks of a few rows and tiles. For the levels with vectors; each includes its own copy.
+#pragma once
+
+#include "../types.h"
+
+namespace inferloop {
+namespace {
+
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+/// Call body(Count<N>) for the n in 1 .. Max that is given.
+template <int Max, class Body>
+[[gnu::always_inline]] inline void with_count(int n, Body&& body) {
+  if constexpr (Max > 1) {
+    if (n < Max) return with_count<Max - 1>(n, body);
+  }
+  body(Count<Max>{});
+}
+
+/// Cut m rows into the fewest blocks of at most Max, nearly equal ones, and call body(first row, Count<rows>).
+template <int Max, class Body>
+[[gnu::always_inline]] inline void each_block(int m, Body&& body) {
+  const int num_blocks = (m + Max - 1) / Max;
+  for (int b = 0, row = 0; b < num_blocks; ++b) {
+    const int rows = (m - row + num_blocks - b - 1) / (num_blocks - b);
+    with_count<Max>(rows, [&](auto count) { body(row, count); });
+    row += rows;
+  }
+}
+
+}  // namespace
+}  // namespace inferloop
