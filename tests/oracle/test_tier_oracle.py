@@ -162,8 +162,7 @@ class World:
 
     def in_flight(self) -> list[SequenceSpec]:
         """Whose rows the plan in flight has."""
-        assert self.scheduler._in_flight is not None
-        return [sequence.spec for sequence in self.scheduler._in_flight.sequences]
+        return [sequence.spec for sequence, _ in self.scheduler._chunks]
 
     def note_computed(self, plan: StepPlan) -> None:
         """What now lies in memory, read through the block tables."""

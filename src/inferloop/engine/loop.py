@@ -193,7 +193,7 @@ class Engine:
         with self._changed:
             if self._failure is not None:
                 return False  # given up while it hung in a step
-            while not (self._inbox or self._aborts or self._stopping or self._scheduler.request_ids):
+            while not (self._inbox or self._aborts or self._stopping or not self._scheduler.is_empty):
                 self._changed.wait()
             while self._inbox:
                 self._scheduler.add(self._inbox.popleft())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
+
 from inferloop.core.request import FinishReason
 from inferloop.engine.schedule.outline import StepChanges
 from inferloop.engine.schedule.policy import ScheduleConfig, has_room
@@ -17,9 +19,9 @@ _FIRST_GUESS_OUTPUT = 128.0
 """Tokens of an answer, until some have ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUpdate:
-    """What one step gave one request. The last update of a request, and only that one, has a finish reason."""
+class TokenUpdate(Struct, frozen=True, gc=False):
+    """What one step gave one request. The last update of a request, and only that one, has a finish reason. A Struct,
+    as is SequenceUpdate."""
 
     request_id: str
     token_ids: tuple[int, ...]

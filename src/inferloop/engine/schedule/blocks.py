@@ -75,6 +75,7 @@ class BlockTables:
         self.block_size = block_size
         width = self.blocks_for(max_tokens)
         self._pools = [BlockPool(num_blocks) for _ in range(num_groups)]
+        self._num_total = num_groups * num_blocks
         self._tables = [np.full((num_slots, width), NO_BLOCK, np.int32) for _ in range(num_groups)]
         self._num_held = [0] * num_slots
         self._nodes: list[list[Node]] = [[] for _ in range(num_slots)]
@@ -86,17 +87,21 @@ class BlockTables:
     @property
     def num_free(self) -> int:
         """Blocks that can be had: free ones, and known ones that nobody uses."""
-        return min(pool.num_free for pool in self._pools) + (self._tree.num_idle if self._tree else 0)
+        return min([pool.num_free for pool in self._pools]) + (self._tree.num_idle if self._tree else 0)
 
     @property
     def num_total(self) -> int:
-        return sum(pool.num_blocks for pool in self._pools)
+        return self._num_total
 
     @property
     def num_used(self) -> int:
         """Blocks in use by sequences; what is only remembered is not counted."""
-        idle = self._tree.num_idle * len(self._pools) if self._tree else 0
-        return sum(pool.num_blocks - pool.num_free for pool in self._pools) - idle
+        num_idle = self._tree.num_idle if self._tree else 0
+        return sum([pool.num_blocks - pool.num_free - num_idle for pool in self._pools])
+
+    def fits(self, slot: int, num_tokens: int) -> bool:
+        """Whether the slot has the blocks for `num_tokens` positions."""
+        return num_tokens <= self._num_held[slot] * self.block_size
 
     def num_missing(self, slot: int, num_tokens: int) -> int:
         """How many more blocks (per group) the slot needs so that `num_tokens` positions fit."""
@@ -125,7 +130,7 @@ class BlockTables:
     def publish(self, slot: int, namespace: Namespace, tokens: Sequence[int], num_computed: int) -> None:
         """Make the full blocks of tokens[:num_computed] known, which the slot has computed."""
         nodes, size = self._nodes[slot], self.block_size
-        if self._tree is None:
+        if self._tree is None or num_computed < (len(nodes) + 1) * size:
             return
         for index in range(len(nodes), num_computed // size):
             own = self.blocks_at(slot, index)
@@ -157,10 +162,10 @@ class BlockTables:
         """The blocks of one index of a slot, one per group."""
         return tuple(int(table[slot, index]) for table in self._tables)
 
-    def rows(self, slots: Int32) -> tuple[Int32, ...]:
+    def rows(self, slots: list[int]) -> tuple[Int32, ...]:
         """Copies of the tables of these slots, as wide as the widest of them."""
-        width = max(self._num_held[slot] for slot in slots)
-        return tuple(table[slots, :width] for table in self._tables)
+        width = max([self._num_held[slot] for slot in slots])
+        return tuple([table[slots, :width] for table in self._tables])
 
     def check(self, num_tokens_by_slot: dict[int, int]) -> None:
         """`num_tokens_by_slot`: the computed positions of every slot in use; all other slots must hold nothing."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 
 import numpy as np
 
 from inferloop.engine.schedule.sequence import Sequence
-from inferloop.engine.schedule.step import SamplingColumns, SparseRows, UInt32
+from inferloop.engine.schedule.step import SamplingColumns, SparseRows
 
 _COLDEST = 1e-5
 """Below it a draw is greedy for all that fp32 can tell, and logit / temperature may overflow."""
 
 
-def sampling_columns(sequences: list[Sequence], vocab_size: int, mask: Future[UInt32] | None = None) -> SamplingColumns:
+def are_fixed(sequences: list[Sequence]) -> bool:
+    """Whether the columns of these sequences stay as they are, whatever is sampled. Once true it remains so."""
+    return not any(s.seen_counts is not None or s.num_output < s.spec.sampling.min_tokens for s in sequences)
+
+
+def sampling_columns(sequences: list[Sequence], vocab_size: int) -> SamplingColumns:
+    """All but the mask."""
     wanted = [s.spec.sampling for s in sequences]
     biases = [_bias_of(s) for s in sequences]
     penalized = any(s.seen_counts is not None for s in sequences)
@@ -30,7 +35,6 @@ def sampling_columns(sequences: list[Sequence], vocab_size: int, mask: Future[UI
         presence=np.array([w.presence_penalty for w in wanted], np.float32) if penalized else None,
         frequency=np.array([w.frequency_penalty for w in wanted], np.float32) if penalized else None,
         repetition=np.array([w.repetition_penalty for w in wanted], np.float32) if penalized else None,
-        mask=mask,
     )
 
 

@@ -118,7 +118,8 @@ class StepTimeFit:
 
     @property
     def time(self) -> StepTime:
-        return StepTime(*(value / scale for value, scale in zip(self._theta, _SCALE, strict=True)))
+        (fixed, decode, prefill), (per_step, per_decode, per_prefill) = self._theta, _SCALE
+        return StepTime(fixed / per_step, decode / per_decode, prefill / per_prefill)
 
     def observe(self, num_prefill: int, num_decodes: int, ms: float) -> None:
         """Take in one step that took `ms` > 0."""

@@ -115,6 +115,8 @@ class Pacer:
 
 def num_decoding(plan: StepPlan) -> int:
     """Sequences of the plan with one token beside their drafts."""
+    if plan.num_tokens == plan.num_sequences:  # each has one at least
+        return plan.num_sequences
     return int((plan.offsets[1:] - plan.offsets[:-1] - plan.num_drafts == 1).sum())
 
 

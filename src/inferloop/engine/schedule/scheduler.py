@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from dataclasses import dataclass
 
 from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.engine.schedule.blocks import BlockTables
-from inferloop.engine.schedule.build import build_plan
-from inferloop.engine.schedule.mask import MaskFiller
+from inferloop.engine.schedule.build import Chunk, PlanBuilder
 from inferloop.engine.schedule.outline import Outline, StepChanges
 from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits
 from inferloop.engine.schedule.pacer import Waiting
@@ -43,12 +41,6 @@ from inferloop.engine.stats import TierStats
 NO_LIMITS = StepLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    plan: StepPlan
-    sequences: list[Sequence]
-
-
 class Scheduler:
     """Owns every sequence and every block. One thread; at most one plan in flight."""
 
@@ -67,7 +59,7 @@ class Scheduler:
             share_prefixes=config.share_prefixes,
         )
         self._prefix = PrefixCache(config, self._tables, tier)
-        self._filler = MaskFiller()
+        self._builder = PlanBuilder(self._tables, config.vocab_size, config.max_sequences)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitQueue()
         self._running: list[Sequence] = []
@@ -76,7 +68,9 @@ class Scheduler:
         self._num_background = 0
         self._num_paused_steps = 0
         self._num_steps = 0
-        self._in_flight: _InFlight | None = None
+        self._in_flight: StepPlan | None = None
+        self._chunks: list[Chunk] = []
+        """What the plan in flight computes."""
 
     @property
     def num_running(self) -> int:
@@ -105,6 +99,11 @@ class Scheduler:
     @property
     def tier_stats(self) -> TierStats | None:
         return self._prefix.tier_stats
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody runs or waits."""
+        return not self._sequences
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -152,7 +151,7 @@ class Scheduler:
             self._waiting.remove(sequence)
             return True
         self._running.remove(sequence)
-        if self._in_flight is not None and sequence in self._in_flight.sequences:
+        if any(sequence is computed for computed, _ in self._chunks):
             sequence.aborted = True
         else:
             self._vacate(sequence)
@@ -181,9 +180,8 @@ class Scheduler:
             assert not self._sequences, "sequences are left but none can go on"
             return None
         self._num_steps += 1
-        plan = build_plan(self._num_steps, step.chunks, self._tables, self.config.vocab_size, self._filler)
-        plan = self._prefix.add_transfers(plan, step.chunks)
-        self._in_flight = _InFlight(plan, [sequence for sequence, _ in step.chunks])
+        plan = self._prefix.add_transfers(self._builder.build(self._num_steps, step.chunks), step.chunks)
+        self._in_flight, self._chunks = plan, step.chunks
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
@@ -193,15 +191,17 @@ class Scheduler:
         that was given up.
         """
         flight, self._in_flight = self._in_flight, None
-        assert flight is not None and flight.plan.step_id == plan.step_id == result.step_id, "not the plan in flight"
+        chunks, self._chunks = self._chunks, []
+        assert flight is not None and flight.step_id == plan.step_id == result.step_id, "not the plan in flight"
         if plan.sampling.mask is not None:
             plan.sampling.mask.result()  # also where the runner had no use for it: masks move on below
         if result.given_up:
-            self._give_up(flight.sequences)
+            self._give_up([sequence for sequence, _ in chunks])
             return []
         self._prefix.commit(result.saved)
         updates = []
-        for i, sequence in enumerate(flight.sequences):
+        token_ids, offsets = result.token_ids.tolist(), result.offsets.tolist()
+        for i, (sequence, num_planned) in enumerate(chunks):
             if sequence.aborted:
                 self._vacate(sequence)
                 continue
@@ -209,8 +209,7 @@ class Scheduler:
                 sequence.add_scores(result.prompt_logprobs[plan.prompt_rows.of(i)])
             if sequence.spec.pool:
                 sequence.add_pooled(result.pooled_of(plan, i))
-            sampled = result.tokens_of(i)
-            num_planned = int(plan.offsets[i + 1] - plan.offsets[i]) - int(plan.num_drafts[i])
+            sampled = token_ids[offsets[i] : offsets[i + 1]]
             sequence.num_computed += num_planned + max(0, len(sampled) - 1)
             sequence.drafts = ()
             self._prefix.publish(sequence)
@@ -227,7 +226,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Nothing is scheduled any more: let go of threads."""
-        self._filler.close()
+        self._builder.close()
 
     def horizon(self, limits: StepLimits = NO_LIMITS) -> int:
         """How many coming steps, this state onward, plan the same sequences with one token each.
@@ -259,7 +258,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant: blocks, slots and queues add up. For tests and debugging."""
-        leaving = [s for s in self._in_flight.sequences if s.aborted] if self._in_flight else []
+        leaving = [s for s, _ in self._chunks if s.aborted]
         holders = self._running + leaving
         slots = [s.slot for s in holders]
         assert len(set(slots)) == len(slots) and NO_SLOT not in slots, "a slot is used twice"
@@ -291,8 +290,10 @@ class Scheduler:
 
     def _plan_running(self, step: Outline, in_background: bool, limits: StepLimits) -> None:
         """Decoding sequences first, then those further behind; each in order."""
-        running = self._class_running(in_background)
-        decoding = [s for s in running if s.decoding][: limits.num_decodes(in_background)]
+        decoding, behind = list[Sequence](), list[Sequence]()
+        for sequence in self._class_running(in_background):
+            (decoding if sequence.decoding else behind).append(sequence)
+        decoding = decoding[: limits.num_decodes(in_background)]
         num_left = len(decoding)
         for sequence in decoding:
             num_left -= 1
@@ -305,15 +306,14 @@ class Scheduler:
             if self._make_room(sequence, step):
                 step.decode(sequence)
         step.prefill = limits.num_prefill(in_background, len(step.chunks))
-        for sequence in [s for s in running if s.slot != NO_SLOT and not s.decoding]:
-            step.extend(sequence)
+        for sequence in behind:
+            if sequence.slot != NO_SLOT:
+                step.extend(sequence)
 
     def _make_room(self, sequence: Sequence, step: Outline) -> bool:
         """Blocks for everything known and drafted, taken from those behind when none is free."""
-        while True:
+        while not self._tables.fits(sequence.slot, sequence.num_known + len(sequence.drafts)):
             num = self._tables.num_missing(sequence.slot, sequence.num_known + len(sequence.drafts))
-            if not num:
-                return True
             if num <= self._tables.num_free:
                 self._tables.grow(sequence.slot, num)
                 return True
@@ -324,6 +324,7 @@ class Scheduler:
             if victim is None:
                 return False
             self._preempt(victim, step)
+        return True
 
     def _preempt(self, victim: Sequence, step: Outline) -> None:
         self._running.remove(victim)

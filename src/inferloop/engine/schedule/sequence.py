@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from inferloop.core.request import BATCH_PRIORITY, FinishReason, Sampling
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.radix import Namespace
@@ -37,10 +39,10 @@ class SequenceSpec:
     """Sum the last hidden states of the prompt; goes with max_tokens 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SequenceUpdate(Struct, frozen=True, gc=False):
     """What one step added to one sequence. An end token that was generated is among `token_ids`; one that generates
-    nothing has a single update, without tokens, when its prompt is computed."""
+    nothing has a single update, without tokens, when its prompt is computed. One is made for every token: a frozen
+    dataclass takes fifteen times as long as a Struct."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -75,6 +77,8 @@ class Sequence:
         "max_tokens",
         "num_cached_tokens",
         "num_computed",
+        "num_least",
+        "num_most",
         "num_preemptions",
         "num_saved",
         "num_scored",
@@ -94,6 +98,9 @@ class Sequence:
         # Smaller goes first. Fixed for life, so a preempted sequence has its old place and any heap of these stays one.
         self.order = (int(self.background), spec.priority * PRIORITY_LEVEL_MS + spec.arrived_ms, arrival)
         self.max_tokens = max_tokens
+        num_prompt = len(spec.prompt_token_ids)
+        self.num_least, self.num_most = num_prompt + sampling.min_tokens, num_prompt + max_tokens
+        """Known tokens, prompt included: up to how many no end token counts, and with how many it has ended."""
         self.end_token_ids = (frozenset() if sampling.ignore_eos else eos_token_ids) | set(sampling.stop_token_ids)
         self.token_ids: list[int] = list(spec.prompt_token_ids)
         self.drafts: tuple[int, ...] = ()
@@ -174,20 +181,20 @@ class Sequence:
 
         Returns (how many were kept, finish reason, stop reason).
         """
-        sampling = self.spec.sampling
+        spec, token_ids = self.spec, self.token_ids
         if not self.generates:
-            return 0, "stop" if self.spec.pool else "length", None
+            return 0, "stop" if spec.pool else "length", None
         for num_kept, token in enumerate(sampled, start=1):
-            self.token_ids.append(token)
-            if self.spec.mask is not None:
-                self.spec.mask.accept([token])
-                if self.spec.mask.failed:
+            token_ids.append(token)
+            if spec.mask is not None:
+                spec.mask.accept([token])
+                if spec.mask.failed:
                     return num_kept, "error", None
             if self.seen_counts is not None:
                 self.seen_counts[token] = self.seen_counts.get(token, 0) + 1
-            if token in self.end_token_ids and self.num_output > sampling.min_tokens:
-                return num_kept, "stop", token if token in sampling.stop_token_ids else None
-            if self.num_output >= self.max_tokens:
+            if token in self.end_token_ids and len(token_ids) > self.num_least:
+                return num_kept, "stop", token if token in spec.sampling.stop_token_ids else None
+            if len(token_ids) >= self.num_most:
                 return num_kept, "length", None
         return len(sampled), None, None
 
@@ -202,7 +209,7 @@ class Sequence:
             stop_reason=stop_reason,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
-            prompt_logprobs=self.take_scores(),
+            prompt_logprobs=None if self.prompt_logprobs is None else self.take_scores(),
             pooled=self.pooled,
         )
 

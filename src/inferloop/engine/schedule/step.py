@@ -95,7 +95,8 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Values only; the runner must not keep references past `wait`."""
+    """One step. Values only, which nobody writes to: the next plan may share arrays with this one. The runner must not
+    keep references past `wait`."""
 
     step_id: int
     slots: Int32
