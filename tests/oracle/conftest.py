@@ -13,9 +13,10 @@ import torch
 import transformers
 
 from inferloop.core.request import Sampling
+from inferloop.engine.compute.stored import half_split, read_tensor
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.runner import TorchRunner
-from inferloop.engine.compute.torch.weights import ModelWeights, half_split, load_weights, read_tensor
+from inferloop.engine.compute.torch.weights import ModelWeights, load_weights
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec

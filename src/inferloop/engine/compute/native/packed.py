@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 Format = Literal["f32", "bf16", "group"]
 TILE = 16
 GROUP = 32
+LAYOUT_REVISION = 1
+"""Of what cpp/types.h and this file describe. Count up with every change: caches hold packed models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,20 @@ class PackedModel:
     matrices: Mapping[str, PackedMatrix]
     vectors: Mapping[str, NDArray[np.float32]]
     precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackLayout:
+    """All of a packed model but its bytes; `vectors` as (offset into the buffer, how many)."""
+
+    precision: str
+    matrices: dict[str, PackedMatrix]
+    vectors: dict[str, tuple[int, int]]
+    num_bytes: int
+
+    def over(self, buffer: NDArray[np.uint8]) -> PackedModel:
+        """The model whose bytes these are."""
+        vectors = {
+            name: buffer[begin : begin + 4 * count].view(np.float32) for name, (begin, count) in self.vectors.items()
+        }
+        return PackedModel(buffer, self.matrices, vectors, self.precision)

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inferloop.core.errors import ModelFileError
+from inferloop.engine.compute.stored import half_split, read_tensor
 from inferloop.engine.compute.torch.linear import Linear
-from inferloop.models.headers import ModelHeader, TensorInfo
+from inferloop.models.headers import ModelHeader
 
 Progress = Callable[[int, int], None]
 """(weight tensors read, of how many)."""
-
-_PLAIN: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "fp64": np.dtype("<f8")}
-_QUANTIZED = {
-    "q4_0": GGMLQuantizationType.Q4_0,
-    "q4_1": GGMLQuantizationType.Q4_1,
-    "q5_0": GGMLQuantizationType.Q5_0,
-    "q5_1": GGMLQuantizationType.Q5_1,
-    "q8_0": GGMLQuantizationType.Q8_0,
-    "q4_k": GGMLQuantizationType.Q4_K,
-    "q5_k": GGMLQuantizationType.Q5_K,
-    "q6_k": GGMLQuantizationType.Q6_K,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,33 +117,3 @@ class _Reader:
             return Linear(stacked)
         filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
         return Linear(stacked, torch.cat(filled))
-
-
-def half_split(values: NDArray[np.float32], info: TensorInfo, head_dim: int) -> NDArray[np.float32]:
-    """Undo GGUF's interleaved rotary pairs, so that pair i is (i, i + head_dim / 2) everywhere."""
-    heads = info.interleaved_heads
-    if not heads:
-        return values
-    return np.ascontiguousarray(values.reshape(heads, head_dim // 2, 2, -1).swapaxes(1, 2)).reshape(values.shape)
-
-
-def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
-    """One stored tensor as fp32 in its shape; the array owns its memory. Raises ModelFileError."""
-    try:
-        stored = np.memmap(info.file, np.uint8, "r", info.offset, (info.num_bytes,))
-    except (OSError, ValueError) as problem:
-        raise ModelFileError(f"{info.file}: tensor {info.name} cannot be read: {problem}") from problem
-    if info.dtype in _PLAIN:
-        values = stored.view(_PLAIN[info.dtype]).astype(np.float32)
-    elif info.dtype == "bf16":
-        values = (stored.view(np.dtype("<u2")).astype(np.uint32) << 16).view(np.float32)
-    elif info.dtype in _QUANTIZED:
-        values = dequantize(stored.reshape(_rows(info), -1), _QUANTIZED[info.dtype])
-    else:
-        readable = ", ".join(["bf16", *_PLAIN, *_QUANTIZED])
-        raise ModelFileError(f"{Path(info.file)}: tensor {info.name} is {info.dtype}; readable are {readable}")
-    return np.array(values, np.float32, copy=None).reshape(info.shape)
-
-
-def _rows(info: TensorInfo) -> int:
-    return int(np.prod(info.shape[:-1], dtype=np.int64))

@@ -1,0 +1,52 @@
+"""Weights as they lie in model files: rows of a tensor, as bytes or as fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferloop.core.errors import ModelFileError
+from inferloop.engine.compute.groups import GROUP_TYPES, read_groups
+from inferloop.models.headers import TensorInfo
+
+_PLAIN: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "fp64": np.dtype("<f8")}
+READABLE = ("bf16", *_PLAIN, *GROUP_TYPES)
+
+
+def stored_rows(info: TensorInfo) -> NDArray[np.uint8]:
+    """A read-only map of the file: uint8 [rows][bytes of a row], a vector being one row.
+
+    Raises ModelFileError for a file that cannot be read or a type that is not in READABLE.
+    """
+    if info.dtype not in READABLE:
+        raise ModelFileError(f"{info.file}: tensor {info.name} is {info.dtype}; readable are {', '.join(READABLE)}")
+    try:
+        stored = np.memmap(info.file, np.uint8, "r", info.offset, (info.num_bytes,))
+    except (OSError, ValueError) as problem:
+        raise ModelFileError(f"{info.file}: tensor {info.name} cannot be read: {problem}") from problem
+    return stored.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)
+
+
+def values_of(dtype: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Stored rows as fp32 [rows][k], exactly (but for fp64). The array owns its memory."""
+    if dtype in GROUP_TYPES:
+        return read_groups(dtype, rows).values()
+    if dtype == "bf16":
+        return (np.ascontiguousarray(rows).view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(rows).view(_PLAIN[dtype]).astype(np.float32)
+
+
+def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
+    """One stored tensor as fp32 in its shape; the array owns its memory. Raises ModelFileError."""
+    return values_of(info.dtype, stored_rows(info)).reshape(info.shape)
+
+
+def half_split(values: NDArray[Any], info: TensorInfo, head_dim: int) -> NDArray[Any]:
+    """Undo GGUF's interleaved rotary pairs in the rows of a tensor (or of their numbers), so that pair i is
+    (i, i + head_dim / 2) everywhere."""
+    heads = info.interleaved_heads
+    if not heads:
+        return values
+    return np.ascontiguousarray(values.reshape(heads, head_dim // 2, 2, -1).swapaxes(1, 2)).reshape(values.shape)
