@@ -13,6 +13,7 @@ from inferloop.cli.bench import bench
 from inferloop.cli.check import check
 from inferloop.cli.common import print_json
 from inferloop.cli.eval import eval as eval_verb
+from inferloop.cli.hardware import hardware
 from inferloop.cli.models import app as models_app
 from inferloop.cli.report import report
 from inferloop.cli.serve import serve
@@ -50,6 +51,7 @@ app.command(short_help="Answer a file of requests, resumable.")(batch)
 app.command(short_help="The frontier of one replica, into a run folder.")(bench)
 app.command(name="eval", short_help="Run a quality suite against a service.")(eval_verb)
 app.command(short_help="One HTML file for any run folder.")(report)
+app.command(short_help="What this machine is, and how fast it reads and multiplies.")(hardware)
 app.add_typer(models_app, name="models", short_help="List, fetch and verify the models known by name.")
 
 

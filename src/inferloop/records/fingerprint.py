@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from inferloop.records.processor import Cache, caches, huge_pages, model_and_flags
+
 FLAGS_THAT_MATTER = (
     *("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve"),
@@ -32,7 +34,10 @@ class Fingerprint:
     num_cores: int
     """Logical cores that this process may use."""
     num_physical_cores: int | None
+    caches: tuple[Cache, ...]
     memory_bytes: int
+    huge_pages: str | None
+    """When the kernel gives huge pages: always, madvise (when asked) or never."""
     devices: tuple[str, ...]
     system: str
     python: str
@@ -45,14 +50,16 @@ class Fingerprint:
 @lru_cache(maxsize=1)
 def fingerprint() -> Fingerprint:
     """Of this process on this machine; read once."""
-    model, flags = _cpu()
+    model, flags = model_and_flags()
     revision, dirty = source_revision(Path(__file__).resolve().parent.parent)
     return Fingerprint(
         cpu_model=model,
         cpu_flags=tuple(f for f in FLAGS_THAT_MATTER if f in flags),
         num_cores=len(os.sched_getaffinity(0)),
         num_physical_cores=psutil.cpu_count(logical=False),
+        caches=caches(),
         memory_bytes=psutil.virtual_memory().total,
+        huge_pages=huge_pages(),
         devices=_nvidia_devices(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
@@ -79,17 +86,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu() -> tuple[str, frozenset[str]]:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or "unknown", frozenset()
-    model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-    name = model.group(1).strip() if model else platform.processor() or platform.machine()
-    return name, frozenset(flags.group(1).split()) if flags else frozenset()
 
 
 def _nvidia_devices() -> tuple[str, ...]:
