@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from inferloop.core.errors import EnvironmentLacksError, UsageError
-from inferloop.core.units import human_bytes
+from inferloop.engine.compute.room import check_room, no_room
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.compute.torch.attention import PagedCache, StepAttention, TiledAttention
 from inferloop.engine.compute.torch.config import TorchConfig
@@ -64,13 +63,14 @@ class TorchRunner:
         num_blocks = config.num_blocks or int(config.kv_memory_bytes // block_bytes)
         if num_blocks < 1:
             raise UsageError(f"the KV memory of {config.kv_memory_bytes} bytes holds no block of {block_bytes:g} bytes")
-        _check_room(int(num_blocks * block_bytes), self._device)
+        if self._device.type == "cpu":
+            check_room(int(num_blocks * block_bytes))
         try:
             self._cache = PagedCache(
                 shape, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype, device=self._device
             )
         except torch.OutOfMemoryError as problem:
-            raise _no_room(int(num_blocks * block_bytes), str(problem)) from problem
+            raise no_room(int(num_blocks * block_bytes), str(problem)) from problem
         num_positions = min(context_length, num_blocks * config.block_size)
         cos, sin = rope_tables(header.rope, num_positions, context_length, weights.rope_factors)
         self._cos = cos.to(self._device, dtype)[:, None]
@@ -231,15 +231,3 @@ def _logprobs(done: _Submitted, accepted: list[int]) -> tuple[tuple[TokenLogprob
         if value is not None:
             per_sequence[int(done.rows.owners[i])].append(value)
     return tuple(tuple(values) for values in per_sequence)
-
-
-def _check_room(kv_bytes: int, device: torch.device) -> None:
-    """Main memory is promised freely and the process killed once it is touched, so what is free is asked first."""
-    if device.type == "cpu" and kv_bytes > (free := psutil.virtual_memory().available):
-        raise _no_room(kv_bytes, f"{human_bytes(free)} are free")
-
-
-def _no_room(kv_bytes: int, why: str) -> EnvironmentLacksError:
-    return EnvironmentLacksError(
-        f"no room for {human_bytes(kv_bytes)} of KV memory: {why}", fix="Choose less, with --kv-memory-mib."
-    )

@@ -63,19 +63,20 @@ void pin([[maybe_unused]] std::thread& thread, [[maybe_unused]] int cpu) {
 struct Pool::Shared {
   int num_threads = 1;
   std::vector<std::thread> helpers;
+  std::unique_ptr<Seat[]> seats;
   const std::function<void(Team&)>* work = nullptr;
   std::atomic<bool> ending{false};
   Signal started;
   Signal met;
   alignas(64) std::atomic<int> num_arrived{0};
-  alignas(64) std::atomic<int> next_task{0};
 };
 
 Pool::Pool(int num_threads, const std::vector<int>& cpus) : shared_(std::make_unique<Shared>()) {
   shared_->num_threads = num_threads;
+  shared_->seats = std::make_unique<Seat[]>(num_threads);
   for (int rank = 1; rank < num_threads; ++rank) {
     shared_->helpers.emplace_back([this, rank] {
-      Team team(*this, rank);
+      Team team(*this, shared_->seats.get(), rank, shared_->num_threads);
       for (uint32_t round = 0;; ++round) {
         shared_->started.wait_beyond(round);
         if (shared_->ending.load(std::memory_order_acquire)) return;
@@ -96,27 +97,27 @@ Pool::~Pool() {
 int Pool::size() const { return shared_->num_threads; }
 
 void Pool::run(const std::function<void(Team&)>& work) {
-  Team team(*this, 0);
+  Team team(*this, shared_->seats.get(), 0, shared_->num_threads);
   shared_->work = &work;
   if (shared_->num_threads > 1) shared_->started.advance();
   work(team);
   team.barrier();
 }
 
-int Team::size() const { return pool_.size(); }
-
 void Team::barrier() {
+  Seat& seat = seats_[rank_];
+  // The other counter is the next to be used: nobody has looked at it since the last barrier.
+  seat.num_taken[seat.parity ^ 1].store(0, std::memory_order_relaxed);
+  seat.parity ^= 1;
+  if (size_ == 1) return;
   Pool::Shared& shared = *pool_.shared_;
   const uint32_t seen = shared.met.value();
-  if (shared.num_arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == shared.num_threads) {
+  if (shared.num_arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
     shared.num_arrived.store(0, std::memory_order_relaxed);
-    shared.next_task.store(0, std::memory_order_relaxed);
     shared.met.advance();
   } else {
     shared.met.wait_beyond(seen);
   }
 }
-
-int Team::next_task() { return pool_.shared_->next_task.fetch_add(1, std::memory_order_relaxed); }
 
 }  // namespace inferloop

@@ -1,0 +1,123 @@
+#include "bind_model.h"
+
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "matmul/matmul.h"
+
+namespace nb = nanobind;
+
+namespace inferloop {
+namespace {
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+template <class T>
+T field(nb::handle object, const char* name) {
+  T value;
+  require(nb::try_cast<T>(object.attr(name), value), std::string(name) + " is of another type");
+  return value;
+}
+
+/// Finds the parts of a packed model and checks them against the shapes that the program implies.
+class Parts {
+ public:
+  Parts(nb::handle packed, Views& views)
+      : matrices_(packed.attr("matrices")), vectors_(packed.attr("vectors")), views_(views) {
+    const nb::object buffer = packed.attr("buffer");
+    num_bytes_ = length_of(buffer);
+    data_ = views.numbers<uint8_t>(buffer, "buffer", num_bytes_);
+    require(reinterpret_cast<uintptr_t>(data_) % 64 == 0, "the buffer begins at a multiple of 64 bytes");
+  }
+
+  bool has_matrix(const std::string& name) const { return nb::cast<bool>(matrices_.attr("__contains__")(name.c_str())); }
+
+  Matrix matrix(const std::string& name, int n, int k) {
+    require(has_matrix(name), "the packed model has no matrix " + name);
+    const nb::object packed = matrices_[name.c_str()];
+    Matrix w;
+    const auto format = field<std::string>(packed, "format");
+    w.format = format == "f32" ? Format::f32 : format == "bf16" ? Format::bf16 : Format::group;
+    w.n = field<int>(packed, "n");
+    w.k = field<int>(packed, "k");
+    require(w.n == n && w.k == k, name + " has another shape than the model implies");
+    w.tile_bytes = field<size_t>(packed, "tile_bytes");
+    w.bits = field<int>(packed, "bits");
+    w.group = field<int>(packed, "group");
+    w.offset = field<int>(packed, "code_offset");
+    w.wide = field<bool>(packed, "wide");
+    w.has_min = field<bool>(packed, "has_min");
+    const auto offset = field<size_t>(packed, "offset_bytes");
+    require(offset % 64 == 0 && offset + w.tile_bytes * w.num_tiles() <= num_bytes_, name + " is not in the buffer");
+    w.data = data_ + offset;
+    w.bias = vector(name + ".bias", n, true);
+    return w;
+  }
+
+  const float* vector(const std::string& name, int count, bool optional = false) {
+    if (!nb::cast<bool>(vectors_.attr("__contains__")(name.c_str()))) {
+      require(optional, "the packed model has no vector " + name);
+      return nullptr;
+    }
+    return views_.numbers<float>(vectors_[name.c_str()], name.c_str(), count);
+  }
+
+ private:
+  nb::object matrices_;
+  nb::object vectors_;
+  Views& views_;
+  const uint8_t* data_ = nullptr;
+  size_t num_bytes_ = 0;
+};
+
+}  // namespace
+
+HeldModel::HeldModel(nb::handle packed, nb::handle program) {
+  model.hidden_size = field<int>(program, "hidden_size");
+  model.num_heads = field<int>(program, "num_heads");
+  model.num_kv_heads = field<int>(program, "num_kv_heads");
+  model.head_dim = field<int>(program, "head_dim");
+  model.ffn_size = field<int>(program, "ffn_size");
+  model.vocab_size = field<int>(program, "vocab_size");
+  model.norm_eps = static_cast<float>(field<double>(program, "norm_eps"));
+  model.attention_scale = static_cast<float>(field<double>(program, "attention_scale"));
+  const int hidden = model.hidden_size, ffn = model.ffn_size, dim = model.head_dim;
+  require(dim % kTile == 0 && hidden % kGroup == 0 && model.q_size() % kGroup == 0 && ffn % kGroup == 0,
+          "a head is a multiple of 16, rows of activations are multiples of 32");
+  require(model.num_kv_heads > 0 && model.num_heads % model.num_kv_heads == 0, "query heads share KV heads evenly");
+
+  Parts parts(packed, views);
+  model.embed = parts.matrix("embed", model.vocab_size, hidden);
+  model.head = parts.has_matrix("head") ? parts.matrix("head", model.vocab_size, hidden) : model.embed;
+  model.norm = parts.vector("norm", hidden);
+  const nb::object windows = program.attr("windows");
+  const int num_layers = static_cast<int>(length_of(windows));
+  require(num_layers > 0, "a model has layers");
+  for (int i = 0; i < num_layers; ++i) {
+    const std::string prefix = "layers." + std::to_string(i);
+    Layer layer;
+    layer.qkv = parts.matrix(prefix + ".qkv", model.q_size() + 2 * model.num_kv_heads * dim, hidden);
+    layer.out = parts.matrix(prefix + ".out", hidden, model.q_size());
+    layer.gate_up = parts.matrix(prefix + ".gate_up", 2 * ffn, hidden);
+    layer.down = parts.matrix(prefix + ".down", hidden, ffn);
+    layer.input_norm = parts.vector(prefix + ".input_norm", hidden);
+    layer.post_norm = parts.vector(prefix + ".post_norm", hidden);
+    layer.q_norm = parts.vector(prefix + ".q_norm", dim, true);
+    layer.k_norm = parts.vector(prefix + ".k_norm", dim, true);
+    layer.window = nb::cast<int>(windows[i]);
+    model.layers.push_back(layer);
+  }
+
+  const nb::object cos = program.attr("cos");
+  model.num_positions = static_cast<int>(length_of(cos));
+  model.rope_dim = 2 * nb::cast<int>(cos.attr("shape")[1]);
+  const size_t size = static_cast<size_t>(model.num_positions) * (model.rope_dim / 2);
+  require(model.rope_dim <= dim, "no more is rotated than a head has");
+  model.cos = views.numbers<float>(cos, "cos", size);
+  model.sin = views.array<float>(program, "sin", size);
+}
+
+}  // namespace inferloop

@@ -1,0 +1,132 @@
+#include "step.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "worker.h"
+
+namespace inferloop {
+
+Step::Step(const Model& model, KvMemory& memory, Isa isa, Pool& pool)
+    : model_(model), memory_(memory), pool_(pool), isa_(isa), matmul_(matmul_kernels(isa)), rows_(row_kernels(isa)),
+      attention_(attention_kernels(isa)), sampler_(isa, model.vocab_size, pool.size()), profiles_(pool.size()) {
+  for (const Layer& layer : model.layers)
+    if (std::find(windows_.begin(), windows_.end(), layer.window) == windows_.end()) windows_.push_back(layer.window);
+}
+
+bool Step::layers(const StepInput& input, const Wishes& wishes) {
+  input_ = &input;
+  given_up_ = false;
+  find_tail(wishes);
+  plan_attention();
+  reserve();
+  sampler_.begin(input.plan, wishes);
+  pool_.run([this](Team& team) { Worker(*this, team).layers(); });
+  return !given_up_;
+}
+
+void Step::sample(const uint32_t* mask, int words) {
+  if (sampler_.num_rows() > 0)
+    pool_.run([&](Team& team) { Worker(*this, team).sample(mask, words); });
+  sampler_.end();
+}
+
+void Step::pool_hidden(double* out) {
+  pool_.run([&](Team& team) { Worker(*this, team).pool_hidden(out); });
+}
+
+void Step::save() {
+  pool_.run([&](Team& team) { Worker(*this, team).save(); });
+}
+
+void Step::logits(int begin, int count, float* out) {
+  pool_.run([&](Team& team) { Worker(*this, team).logits(begin, count, out); });
+}
+
+void Step::find_tail(const Wishes& wishes) {
+  const Plan& plan = input_->plan;
+  std::vector<int32_t>& first = tail_.first_positions;  // at first: the first row that is asked for
+  first.assign(plan.offsets + 1, plan.offsets + plan.num_sequences + 1);
+  for (int i = 0; i < plan.num_sequences; ++i) {
+    if (input_->wants_all) first[i] = plan.offsets[i];
+    else if (wishes.sample_rows[i] >= 0) first[i] = wishes.sample_rows[i];
+  }
+  for (int i = 0; i < input_->num_pooled; ++i) first[input_->pooled[i]] = plan.offsets[input_->pooled[i]];
+  for (int r = 0, i = 0; r < wishes.num_prompt_rows; ++r) {
+    while (plan.offsets[i + 1] <= wishes.prompt_flat[r]) ++i;
+    first[i] = std::min(first[i], wishes.prompt_flat[r]);
+  }
+  tail_.offsets.assign(1, 0);
+  for (int i = 0; i < plan.num_sequences; ++i) {
+    tail_.offsets.push_back(tail_.offsets[i] + plan.offsets[i + 1] - first[i]);
+    first[i] += plan.first_positions[i] - plan.offsets[i];
+  }
+  tail_.plan = plan;
+  tail_.plan.num_tokens = tail_.offsets.back();
+  tail_.plan.offsets = tail_.offsets.data();
+  tail_.plan.first_positions = tail_.first_positions.data();
+}
+
+int Step::row_of(int flat) const {
+  const Plan& plan = input_->plan;
+  if (tail_.num_rows() == plan.num_tokens) return flat;
+  const int32_t* end = plan.offsets + plan.num_sequences + 1;
+  const auto after = std::upper_bound(plan.offsets, end, flat) - plan.offsets;  // the sequence is the one before
+  return tail_.offsets[after] - (plan.offsets[after] - flat);
+}
+
+void Step::plan_attention() {
+  AttentionSpec spec;
+  spec.num_heads = model_.num_heads;
+  spec.scale = model_.attention_scale;
+  work_.clear();
+  work_.reserve(windows_.size());
+  for (const int window : windows_) {
+    spec.window = window;
+    work_.emplace_back(isa_, input_->plan, memory_.cache(), spec, pool_.size());
+  }
+  last_.clear();
+  if (tail_.num_rows() > 0 && tail_.num_rows() < input_->plan.num_tokens) {
+    spec.window = model_.layers.back().window;
+    last_.emplace_back(isa_, tail_.plan, memory_.cache(), spec, pool_.size());
+  }
+}
+
+void Step::reserve() {
+  const int wanted = std::max(kFewRows, input_->plan.num_tokens);
+  const int block = std::min(wanted, kRowBlock);
+  size_t scratch = matmul_.scratch_bytes(model_.head, block);
+  for (const Layer& layer : model_.layers)
+    for (const Matrix* w : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
+      scratch = std::max(scratch, matmul_.scratch_bytes(*w, block));
+  for (const std::vector<AttentionWork>* works : {&work_, &last_})
+    for (const AttentionWork& work : *works) scratch = std::max(scratch, work.scratch_bytes());
+  if (wanted <= num_rows_ && scratch <= scratch_bytes_) return;
+
+  num_rows_ = std::max(wanted, num_rows_ + num_rows_ / 2);
+  scratch_bytes_ = std::max(scratch, scratch_bytes_);
+  const size_t widest = std::max(model_.hidden_size, model_.q_size());
+  // A block of rows by four tiles, or by a key and a value, is the least that a product is divided into.
+  const size_t out_floats = std::max(kOutFloats, size_t{kRowBlock} * std::max(4 * kTile, 2 * model_.head_dim));
+  benches_.resize(pool_.size());
+  const auto carve = [&](uint8_t* base) {
+    Carver carver(base);
+    x_ = carver.take<float>(static_cast<size_t>(num_rows_) * model_.hidden_size);
+    q_ = carver.take<float>(static_cast<size_t>(num_rows_) * model_.q_size());
+    attended_ = carver.take<float>(static_cast<size_t>(num_rows_) * model_.q_size());
+    inputs_ = carver.take<uint8_t>(rows_bytes(num_rows_, widest));
+    units_ = carver.take<uint8_t>(rows_bytes(num_rows_, model_.ffn_size));
+    for (Bench& bench : benches_) {
+      bench.inputs = carver.take<uint8_t>(rows_bytes(kFewRows, widest));
+      bench.row = carver.take<float>(widest);
+      bench.out = carver.take<float>(out_floats);
+      bench.scratch = carver.take<uint8_t>(scratch_bytes_);
+    }
+    return carver.num_bytes();
+  };
+  pages_ = Pages();
+  pages_ = Pages(carve(nullptr));
+  carve(pages_.data());
+}
+
+}  // namespace inferloop

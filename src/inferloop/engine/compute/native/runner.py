@@ -1,0 +1,181 @@
+"""The native runner: one call into C++ computes a whole step, without the interpreter and without torch."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from inferloop.core.digest import canonical_json
+from inferloop.core.errors import UsageError
+from inferloop.engine.compute.native import _native
+from inferloop.engine.compute.native.config import NativeConfig
+from inferloop.engine.compute.native.pack import Progress, pack_model
+from inferloop.engine.compute.native.packed import LAYOUT_REVISION, PackedModel
+from inferloop.engine.compute.native.program import check_runs, program_of
+from inferloop.engine.compute.room import check_room, no_room
+from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
+from inferloop.engine.schedule.step import Float32, Float64, StepPlan, StepResult, TokenLogprob, UInt8
+from inferloop.models.digests import weights_digest
+from inferloop.models.headers import ModelHeader
+from inferloop.models.resolve import ModelFiles
+
+REVISION = "1"
+"""Of the arithmetic: counted up when the same step gives other bits."""
+BLOCK_SIZE = 16
+_ACTIVATIONS = {"group": "q8", "bf16": "bf16", "f32": "fp32"}
+
+
+class NativeRunner:
+    """A sequence's bits depend on its prompt and parameters alone: not on its neighbours, on how its prompt was cut, on
+    what was cached or preempted, or on the number of threads. `submit` computes; `wait` hands out."""
+
+    def __init__(self, header: ModelHeader, packed: PackedModel, config: NativeConfig) -> None:
+        """`packed` is the model of `header` as `config.weights` asks for it. Use `load` for model files."""
+        check_runs(header)
+        shape = header.shape
+        isa = config.isa or _native.best_isa()
+        heads_of_block = shape.num_layers * shape.kv_heads[0]
+        block_bytes = heads_of_block * _native.kv_block_bytes(config.kv, shape.head_dim)
+        num_blocks = config.num_blocks or config.kv_memory_bytes // block_bytes
+        if num_blocks < 1:
+            raise UsageError(f"the KV memory of {config.kv_memory_bytes} bytes holds no block of {block_bytes} bytes")
+        check_room(num_blocks * block_bytes)
+        num_positions = min(shape.context_length, num_blocks * BLOCK_SIZE)
+        program = program_of(header, num_positions, packed.vectors.get("rope_factors"))
+        num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        try:
+            self._engine = _native.Engine(packed, program, isa, config.kv, num_blocks, num_threads)
+        except MemoryError as problem:
+            raise no_room(num_blocks * block_bytes, str(problem)) from problem
+        activations = " and ".join(sorted({_ACTIVATIONS[matrix.format] for matrix in packed.matrices.values()}))
+        dtype = f"{packed.precision} weights, {activations} activations, {config.kv} kv"
+        revision = f"{REVISION}.{LAYOUT_REVISION}+{isa}"
+        self._info = RunnerInfo(
+            name="native",
+            revision=revision,
+            device="cpu",
+            dtype=dtype,
+            deterministic=True,
+            vocab_size=shape.vocab_size,
+            context_length=shape.context_length,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            hidden_size=shape.hidden_size,
+            can_give_up=True,
+            weight_bytes=sum(matrix.num_bytes for matrix in packed.matrices.values())
+            + sum(vector.nbytes for vector in packed.vectors.values()),
+            kv_bytes=num_blocks * block_bytes,
+            block_bytes=block_bytes,
+            block_layout=canonical_json(
+                {
+                    "revision": revision,
+                    "dtype": dtype,
+                    "block_size": BLOCK_SIZE,
+                    "shape": shape,
+                    "rope": header.rope,
+                    "window": header.sliding_window,
+                    "norm_eps": header.norm_eps,
+                }
+            ),
+        )
+        self._submitted: StepPlan | None = None
+        self._given_up = False
+
+    @classmethod
+    def load(cls, files: ModelFiles, config: NativeConfig, *, progress: Progress | None = None) -> NativeRunner:
+        """Pack the weights, or map what was packed before, and set the KV memory apart.
+
+        Raises UsageError for a KV memory that holds nothing, EnvironmentLacksError without room for it, ModelFileError
+        for files that cannot be read or that this runner has no kernels for.
+        """
+        check_runs(files.header)
+        packed = pack_model(files.header, config.weights, digest=weights_digest(files), progress=progress)
+        return cls(files.header, packed, config)
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
+        """Compute and sample one step. At most one is in flight. Gives up between layers."""
+        assert self._submitted is None, "wait for the step in flight first"
+        engine = self._engine
+        self._submitted = plan
+        self._given_up = not engine.layers(plan, None if give_up is never else give_up.cell)
+        if not self._given_up:
+            mask = plan.sampling.mask
+            engine.sample(None if mask is None else mask.result())
+
+    def wait(self) -> StepResult:
+        """The oldest submitted step: per sequence, its tokens up to and including the first that is no right draft."""
+        plan, self._submitted = self._submitted, None
+        assert plan is not None, "nothing was submitted"
+        try:
+            return StepResult.of_given_up(plan) if self._given_up else self._result(plan)
+        finally:
+            self._engine.forget()
+
+    def logits(self, plan: StepPlan) -> Float32:
+        """Logits (rows, vocab) of every token of a plan, unprocessed; writes the KV memory as `submit` does. For
+        checking this runner and others against each other."""
+        out = np.empty((plan.num_tokens, self._info.vocab_size), np.float32)
+        self._engine.logits(plan, out)
+        self._engine.forget()
+        return out
+
+    def profile(self) -> dict[str, list[tuple[int, int]]]:
+        """Where the time went since this was last asked: by phase, each thread's ticks of work and of waiting for the
+        others at its end."""
+        return self._engine.profile()
+
+    def _result(self, plan: StepPlan) -> StepResult:
+        engine = self._engine
+        offsets = np.empty(plan.num_sequences + 1, np.int32)
+        token_ids = np.empty(engine.num_sampled, np.int32)
+        count = engine.tokens(offsets, token_ids)
+        wants_logprobs = bool((plan.sampling.num_logprobs >= 0).any())
+        prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        logprobs = None
+        if wants_logprobs or plan.prompt_rows is not None:
+            sampled, prompt_logprobs = self._scores()
+            logprobs = _by_sequence(plan, offsets.tolist(), sampled) if wants_logprobs and engine.num_sampled else None
+        return StepResult(
+            step_id=plan.step_id,
+            offsets=offsets,
+            token_ids=token_ids[:count],
+            logprobs=logprobs,
+            saved=self._save(plan),
+            prompt_logprobs=prompt_logprobs,
+            pooled=self._pooled(plan),
+        )
+
+    def _scores(self) -> tuple[list[TokenLogprob], tuple[TokenLogprob, ...]]:
+        """Of accepted tokens and of prompt rows."""
+        rows, num_sampled = self._engine.scores(), self._engine.num_sampled
+        sampled = [TokenLogprob(chosen, top) for counts, chosen, top, _ in rows[:num_sampled] if counts]
+        return sampled, tuple(TokenLogprob(chosen, top, rank=rank) for _, chosen, top, rank in rows[num_sampled:])
+
+    def _save(self, plan: StepPlan) -> tuple[UInt8, ...]:
+        if not plan.saves or not len(plan.saves[0]):
+            return ()
+        # An array each, so that those that are kept do not keep the rest of them in memory.
+        rows = [np.empty(self._info.block_bytes, np.uint8) for _ in plan.saves[0]]
+        self._engine.save(plan.saves[0], rows)
+        return tuple(rows)
+
+    def _pooled(self, plan: StepPlan) -> Float64 | None:
+        if plan.pooled is None or not len(plan.pooled):
+            return None
+        out = np.empty((len(plan.pooled), self._info.hidden_size), np.float64)
+        self._engine.pooled(out)
+        return out
+
+
+def _by_sequence(plan: StepPlan, offsets: list[int], found: list[TokenLogprob]) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """Matching each sequence's accepted tokens; empty for those that did not ask."""
+    wanted = (plan.sampling.num_logprobs >= 0).tolist()
+    return tuple(
+        tuple(found[begin:end]) if asked else ()
+        for asked, begin, end in zip(wanted, offsets[:-1], offsets[1:], strict=True)
+    )

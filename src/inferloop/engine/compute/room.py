@@ -1,0 +1,21 @@
+"""Whether there is room for the KV memory, asked before it is taken."""
+
+from __future__ import annotations
+
+import psutil
+
+from inferloop.core.errors import EnvironmentLacksError
+from inferloop.core.units import human_bytes
+
+
+def check_room(kv_bytes: int) -> None:
+    """Main memory is promised freely and the process killed once it is touched. Raises EnvironmentLacksError."""
+    free = psutil.virtual_memory().available
+    if kv_bytes > free:
+        raise no_room(kv_bytes, f"{human_bytes(free)} are free")
+
+
+def no_room(kv_bytes: int, why: str) -> EnvironmentLacksError:
+    return EnvironmentLacksError(
+        f"no room for {human_bytes(kv_bytes)} of KV memory: {why}", fix="Choose less, with --kv-memory-mib."
+    )
