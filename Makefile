@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check peers clean
 
 setup: $(VENV)/.installed-dev
 
@@ -28,6 +28,9 @@ test: setup
 
 check: setup
 	scripts/check
+
+peers: setup  # for `python -m lab.peers.run`
+	lab/peers/install
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

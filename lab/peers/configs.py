@@ -1,0 +1,122 @@
+"""What is compared: every engine in the configurations that could be its best, class by class.
+
+A class is what the weights are kept in. Peers run with the flags that were found to help on small CPUs, next to their
+defaults; which of them is an engine's best is measured anew every time, point by point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.peers.models import ModelSet
+from lab.peers.point import Point
+from lab.peers.table import OURS
+
+CLASSES = ("4-bit", "int8", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """`engine` is also the folder of its environment; ours is that of this project."""
+
+    engine: str
+    worker: str
+    weights: str
+    name: str
+    """What tells it from the others of its engine and class."""
+    spec: Mapping[str, Any]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"{self.weights} | {self.engine} | {self.name}"
+
+    def python(self) -> Path:
+        return Path(".venv/bin/python") if self.engine == OURS else Path(".peers") / self.engine / "bin/python"
+
+
+def points(streams: list[int], prefill: list[int]) -> list[Point]:
+    return [Point(num, 256, 128) for num in streams] + [Point(1, num, 1) for num in prefill]
+
+
+def scout_of(point: Point) -> Point:
+    """A short form of a point, by which the best configurations of an engine are picked."""
+    if point.output == 1:
+        return Point(1, 512, 1)
+    return Point(min(point.streams, 8), 256, 32)
+
+
+def configs(classes: list[str], models: ModelSet, vocab_size: int, wanted: list[Point], threads: int) -> list[Config]:
+    """All that there are for these classes. Every engine gets room for the longest prompt and the most streams."""
+    longest = max(point.prompt + point.output for point in wanted)
+    most = max(point.streams for point in wanted)
+    length = max(point.prompt + point.output for point in wanted if point.streams == most)
+    found: list[Config] = []
+    for weights in classes:
+        found += _ours(weights, models, threads, longest + most * (length + 16), most)
+        found += _llama_cpp(weights, models, threads, [[1, longest + 16], [most, length]])
+        found += _openvino(weights, models, threads, vocab_size, most)
+        if weights == "bf16":
+            found += _vllm(models, threads, max(longest, length), most)
+            found.append(
+                Config("transformers", "transformers", weights, "bf16", _spec(models.hf, threads, dtype="bfloat16"))
+            )
+    return found
+
+
+def _spec(model: Path, threads: int, **more: Any) -> dict[str, Any]:
+    return {"model": str(model.absolute()), "threads": threads, **more}
+
+
+def _ours(weights: str, models: ModelSet, threads: int, num_tokens: int, most: int) -> list[Config]:
+    kind = {"4-bit": "stored", "int8": "int8", "bf16": "bf16"}[weights]
+    spec = _spec(models.stored, threads, num_tokens=num_tokens, step_tokens=512, max_sequences=most)
+    modes = [f"native-{kind}/{kv}" for kv in ("bf16", "int8")]
+    return [Config(OURS, "inferloop", weights, mode, {**spec, "mode": mode}) for mode in modes]
+
+
+def _llama_cpp(weights: str, models: ModelSet, threads: int, contexts: list[list[int]]) -> list[Config]:
+    model = {"4-bit": models.stored, "int8": models.q8_0, "bf16": models.bf16}[weights]
+    spec = _spec(model, threads, contexts=contexts, ubatch=512, unified=False)
+    variants = [
+        ("flash, KV bf16", {"flash": True, "kv": "bf16"}),
+        ("flash, KV f16", {"flash": True, "kv": "f16"}),
+        ("no flash, KV f16", {"flash": False, "kv": "f16"}),
+        ("flash, KV q8_0", {"flash": True, "kv": "q8_0"}),
+        ("flash, KV bf16 unified", {"flash": True, "kv": "bf16", "unified": True}),
+    ]
+    return [Config("llama-cpp", "llama_cpp", weights, name, {**spec, **more}) for name, more in variants]
+
+
+def _openvino(weights: str, models: ModelSet, threads: int, vocab_size: int, most: int) -> list[Config]:
+    model = {"4-bit": models.stored, "int8": models.q8_0, "bf16": models.f16}[weights]
+
+    def config(name: str, step_tokens: int, **properties: str) -> Config:
+        scheduler = {"cache_size": 2, "max_num_batched_tokens": step_tokens, "max_num_seqs": most}
+        scheduler |= {"enable_prefix_caching": False, "dynamic_split_fuse": True}
+        spec = _spec(model, threads, scheduler=scheduler, properties=properties, vocab_size=vocab_size)
+        return Config("openvino", "openvino", weights, name, spec)
+
+    return [
+        config("latency, 256 a step", 256, PERFORMANCE_HINT="LATENCY"),
+        config("latency, 2048 a step", 2048, PERFORMANCE_HINT="LATENCY"),
+        config("throughput, 256 a step", 256, PERFORMANCE_HINT="THROUGHPUT"),
+        config("latency, KV bf16", 256, PERFORMANCE_HINT="LATENCY", KV_CACHE_PRECISION="bf16"),
+    ]
+
+
+def _vllm(models: ModelSet, threads: int, longest: int, most: int) -> list[Config]:
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    spec = _spec(models.hf, threads, max_model_len=longest + 16, max_num_seqs=most, max_num_batched_tokens=2048)
+    return [
+        Config("vllm", "vllm", "bf16", name, {**spec, "eager": name == "eager"}, env) for name in ("eager", "compiled")
+    ]

@@ -1,0 +1,85 @@
+"""Both sides of the lines of JSON between the measurement and an engine's process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lab.peers.point import Point
+from lab.peers.protocol import PeerError, Worker
+
+ROOT = Path(__file__).parents[3]
+FAKE = """
+import os
+import sys
+
+import numpy as np
+
+from lab.peers.point import Timing
+from lab.peers.protocol import serve
+
+
+class Fake:
+    version, flags = "fake 1", "none"
+
+    def __init__(self, spec):
+        print("an engine that prints")
+        os.write(1, b"even past Python\\n")
+        self.vocab_size = spec["vocab_size"]
+
+    def run(self, prompts, num_output):
+        if prompts[0] == [0]:
+            raise RuntimeError("no")
+        if len(prompts) == 3:
+            os._exit(7)
+        given = num_output - (len(prompts) == 2)
+        return Timing([0.25] * len(prompts), [1.0] * len(prompts), [given] * len(prompts))
+
+    def logits(self, token_ids, to):
+        np.save(to, np.eye(self.vocab_size, dtype=np.float32)[token_ids])
+
+
+serve(Fake)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    with Worker([sys.executable, str(script)], log=tmp_path / "log", env={"PYTHONPATH": str(ROOT)}) as found:
+        yield found
+
+
+def test_an_engine_is_loaded_and_asked(worker: Worker, tmp_path: Path) -> None:
+    assert worker.load({"vocab_size": 5}) == {"version": "fake 1", "flags": "none", "vocab_size": 5}
+    timing, peak_rss_mib = worker.run(Point(1, 4, 16), seed=1)
+    assert timing.output_tok_s == 16.0 and timing.ttft_ms == 250.0
+    assert peak_rss_mib > 5
+    worker.logits([3, 1], tmp_path / "logits.npy")
+    assert np.load(tmp_path / "logits.npy").argmax(-1).tolist() == [3, 1]
+    assert "an engine that prints" in worker.log.read_text() and "past Python" in worker.log.read_text()
+
+
+def test_an_engine_that_cannot_goes_on_with_the_next(worker: Worker) -> None:
+    with pytest.raises(PeerError, match="load comes first"):
+        worker.run(Point(1, 4, 16), seed=1)
+    worker.load({"vocab_size": 1})
+    with pytest.raises(PeerError, match="RuntimeError: no"):
+        worker.run(Point(1, 1, 16), seed=1)
+    assert worker.run(Point(1, 4, 16), seed=1)[0].counts == [16]
+
+
+def test_an_engine_that_does_less_than_it_was_asked_is_found_out(worker: Worker) -> None:
+    worker.load({"vocab_size": 5})
+    with pytest.raises(PeerError, match=r"\[15, 15\] tokens"):
+        worker.run(Point(2, 4, 16), seed=1)
+
+
+def test_an_engine_that_dies_is_told_with_its_log(worker: Worker) -> None:
+    worker.load({"vocab_size": 5})
+    with pytest.raises(PeerError, match=r"ended with 7.*log"):
+        worker.run(Point(3, 4, 16), seed=1)
