@@ -34,12 +34,12 @@ def hardware(
 
     Example: inferloop hardware --quick --json
     """
-    from inferloop.engine.compute.native.hardware import measure
+    from inferloop.engine.compute.native.hardware import QUICK_BUDGET_S, QUICK_SETS, measure
 
     machine, devices = fingerprint(), nvidia_devices()
     if is_interactive():
         stderr.print("measuring ...")
-    found = measure(quick=quick)
+    found = measure(QUICK_SETS, QUICK_BUDGET_S) if quick else measure()
     notes = list(_notes(found, devices, machine))
     if json_output:
         print_json({"machine": machine, "devices": devices, "measured": found, "notes": notes})

@@ -23,7 +23,7 @@ from inferloop.records.fingerprint import fingerprint
 from inferloop.records.nvml import nvidia_devices
 
 THREADS = sorted({1, fingerprint().num_cores})
-QUICK_SETS = [size * MIB for size in measuring.QUICK_SETS_MIB]
+QUICK_SETS = list(measuring.QUICK_SETS)
 
 
 def invoke(*arguments: str) -> str:
@@ -71,12 +71,12 @@ def test_without_the_extension_reading_alone_is_measured_and_that_is_said() -> N
     assert len(found["measured"]["bandwidth"]) == len(THREADS) * len(QUICK_SETS)
     assert any("native extension is missing" in note for note in found["notes"])
     with pytest.raises(EnvironmentLacksError):
-        Roofs.measured(measuring.measure(quick=True), THREADS[-1])
+        Roofs.measured(measuring.measure(QUICK_SETS, 0.0), THREADS[-1])
 
 
 def test_people_get_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replace(measuring.measure(quick=True), others_share=0.5, huge_page_bytes=0)
-    monkeypatch.setattr(measuring, "measure", lambda quick: found)
+    found = replace(measuring.measure(QUICK_SETS, 0.0), others_share=0.5, huge_page_bytes=0)
+    monkeypatch.setattr(measuring, "measure", lambda: found)
     out = invoke()
     for text in ("Reading memory, GB/s", "276.0 MiB", "Multiplying and adding", "fp32", "0% of the memory read", "50%"):
         assert text in out
@@ -84,11 +84,11 @@ def test_people_get_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_is_kept_to_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=400 * MIB))
-    found = measuring.measure(quick=True)
+    found = measuring.measure(QUICK_SETS, 0.0)
     assert sorted({b.working_set_bytes for b in found.bandwidth}) == [2 * MIB, 28 * MIB, 96 * MIB]
     assert found.memory_bytes == 96 * MIB
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=MIB))
-    assert measuring.measure(quick=True).memory_bytes == 2 * MIB
+    assert measuring.measure(QUICK_SETS, 0.0).memory_bytes == 2 * MIB
 
 
 class _Clock:
@@ -135,7 +135,7 @@ def test_devices_are_told_where_nvml_is_installed(monkeypatch: pytest.MonkeyPatc
     (device,) = nvidia_devices() or ()
     assert (device.name, device.memory_bytes, device.compute_capability) == ("NVIDIA Example", 80 << 30, "9.0")
     found = replace(_nothing_measured(), others_share=0.0)
-    monkeypatch.setattr(measuring, "measure", lambda quick: found)
+    monkeypatch.setattr(measuring, "measure", lambda: found)
     assert "NVIDIA Example, 80.0 GiB, CUDA 9.0" in invoke()
 
     def fail() -> None:

@@ -20,10 +20,10 @@ from inferloop.core.hardware import Bandwidth, MeasuredHardware, Peak
 from inferloop.core.units import MIB, NS_PER_S
 from inferloop.engine.compute.native.arena import NumpyArena, huge_page_bytes
 
-WORKING_SETS_MIB = (2, 16, 28, 64, 96, 136, 192, 276, 512)
+WORKING_SETS = tuple(size * MIB for size in (2, 16, 28, 64, 96, 136, 192, 276, 512))
 """From a core's own cache to far beyond all of them; between, what steps of small models with few and many streams
 read."""
-QUICK_SETS_MIB = (2, 28, 96, 276)
+QUICK_SETS = tuple(size * MIB for size in (2, 28, 96, 276))
 BUDGET_S, QUICK_BUDGET_S = 6.0, 0.8
 """Of taking samples; a second or less of preparation comes on top."""
 _SHARE_FOR_READING = 0.8
@@ -36,15 +36,21 @@ Key = TypeVar("Key", bound=Hashable)
 Sample = Callable[[], float]
 
 
-def measure(*, quick: bool = False, clock: Clock | None = None) -> MeasuredHardware:
-    """With one thread, and with one for every core that this process may use. While it lasts it takes at most a quarter
-    of the free memory. Without the native extension reading is measured with numpy, multiplying not at all."""
+def measure(
+    working_sets: Sequence[int] = WORKING_SETS,
+    budget_s: float = BUDGET_S,
+    *,
+    threads: Sequence[int] | None = None,
+    clock: Clock | None = None,
+) -> MeasuredHardware:
+    """Reading of every one of `working_sets` (bytes) that is at most a quarter of the free memory, the smallest always,
+    and multiplying. `threads` None: one, and one for every core that this process may use. Without the native extension
+    reading is measured with numpy, multiplying not at all."""
     clock = clock or RealClock()
     others = _Others()
     native = _extension()
-    threads = sorted({1, len(os.sched_getaffinity(0))})
-    sizes = _sizes(QUICK_SETS_MIB if quick else WORKING_SETS_MIB, psutil.virtual_memory().available)
-    budget_s = QUICK_BUDGET_S if quick else BUDGET_S
+    threads = sorted({1, len(os.sched_getaffinity(0))} if threads is None else threads)
+    sizes = _sizes(working_sets, psutil.virtual_memory().available)
 
     arena: _Arena = NumpyArena(sizes[-1]) if native is None else _NativeArena(native, sizes[-1], threads)
     reads = {(size, n): _reading(arena, size, n) for n in threads for size in sizes}
@@ -74,9 +80,10 @@ def _extension() -> Any | None:
         return None
 
 
-def _sizes(wanted_mib: Sequence[int], free_bytes: int) -> list[int]:
-    """Ascending, in bytes; the smallest always."""
-    return [size * MIB for i, size in enumerate(wanted_mib) if i == 0 or size * MIB <= free_bytes * _SHARE_OF_MEMORY]
+def _sizes(wanted: Sequence[int], free_bytes: int) -> list[int]:
+    """Ascending."""
+    smallest, *larger = sorted(set(wanted))
+    return [smallest, *(size for size in larger if size <= free_bytes * _SHARE_OF_MEMORY)]
 
 
 class _Others:

@@ -1,0 +1,299 @@
+"""How much of what the machine could do the native runner reaches, step by step.
+
+    python -m lab.roofline
+    python -m lab.roofline --weights bf16 --batch 1 8 --parts
+
+In every round the machine is measured first: reading working sets as large as those of the steps to come, and
+multiplying. Then the engine runs each point, alone in this process: decoding at --batch streams, and prefilling
+--prefill tokens; greedy, random prompts. Every step of the runner is timed and set against what it had to move and to
+compute (core/step_cost, plan/roofline), at the bandwidth of the same round and the same working set. Printed are
+medians over the rounds of a step's mean.
+
+`attainable`: part after part, each as fast as memory or arithmetic lets it; `overlap`: all traffic behind all
+arithmetic. `share`: attainable over measured. `cycle`: with the host's work between two steps, and its share.
+--parts adds where the time goes: each part's attainable milliseconds beside those of the runner's own phases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from inferloop.core.clock import RealClock
+from inferloop.core.hardware import OpKind
+from inferloop.core.ids import TraceContext
+from inferloop.core.request import Sampling, TokenRequest
+from inferloop.core.step_cost import StepCost, StepLoad, WeightBytes, step_cost
+from inferloop.core.units import MIB
+from inferloop.engine.compute.native import _native
+from inferloop.engine.compute.native.config import Isa, KvFormat, NativeConfig, Weights
+from inferloop.engine.compute.native.hardware import measure
+from inferloop.engine.compute.native.pack import pack_model
+from inferloop.engine.compute.native.runner import BLOCK_SIZE, NativeRunner
+from inferloop.engine.compute.native.weigh import multiplied_in, weight_bytes
+from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
+from inferloop.engine.config import EngineConfig
+from inferloop.engine.loop import Engine
+from inferloop.engine.roster import TokenUpdate
+from inferloop.engine.schedule.step import StepPlan, StepResult
+from inferloop.models.digests import weights_digest
+from inferloop.models.headers import ModelHeader
+from inferloop.models.resolve import resolve
+from inferloop.plan.roofline import Attainable, Roofs, attainable
+
+SMALL_SETS = (2 * MIB, 16 * MIB, 32 * MIB)
+"""For activations."""
+PHASES = {
+    "qkv": ("norm", "qkv"),  # both norms of a layer
+    "attention": ("attention",),
+    "out": ("encode", "out"),
+    "gate_up": ("gate_up",),
+    "down": ("down",),
+    "head": ("head", "sample"),
+    "embedding": ("move", "embed"),
+}
+"""Part of a step's cost -> the runner's phases that it is spent in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    load: StepLoad
+    seconds: float
+    cycle_s: float
+    """From the end of the step before it to the end of this one."""
+    phases: Mapping[str, int]
+    """Ticks of the first thread, waiting included."""
+    ticks: int
+
+
+class TimedRunner:
+    """The runner, with a watch."""
+
+    def __init__(self, inner: NativeRunner) -> None:
+        self._inner = inner
+        self.steps: list[Step] = []
+        self._load, self._begun, self._ended, self._ticks = StepLoad((), (), 0), 0, 0, 0
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._inner.info
+
+    def submit(self, plan: StepPlan, give_up: GiveUp = never) -> None:
+        new, past = np.diff(plan.offsets).tolist(), plan.first_positions.tolist()
+        self._load = StepLoad(tuple(new), tuple(past), int((plan.sample_rows >= 0).sum()))
+        self._begun, self._ticks = time.perf_counter_ns(), _native.ticks()
+        self._inner.submit(plan, give_up)
+
+    def wait(self) -> StepResult:
+        result = self._inner.wait()
+        before, self._ended = self._ended, time.perf_counter_ns()
+        ticks = _native.ticks() - self._ticks
+        phases = {name: sum(threads[0]) for name, threads in self._inner.profile().items()}
+        seconds, cycle_s = (self._ended - self._begun) / 1e9, (self._ended - before) / 1e9
+        self.steps.append(Step(self._load, seconds, cycle_s, phases, ticks))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What its steps cost."""
+
+    header: ModelHeader
+    weights: WeightBytes
+    products: OpKind
+    kv_bytes_per_token: float
+    attention: OpKind
+
+    def cost(self, load: StepLoad) -> StepCost:
+        window = self.header.sliding_window
+        return step_cost(self.header.shape, load, self.weights, self.kv_bytes_per_token, window=window)
+
+    def attainable(self, load: StepLoad, roofs: Roofs) -> Attainable:
+        return attainable(self.cost(load), roofs, products=self.products, attention=self.attention)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    streams: int
+    prompt: int
+    output: int
+
+    @property
+    def name(self) -> str:
+        return f"prefill {self.prompt}" if self.output == 1 else f"decode x{self.streams}"
+
+    @property
+    def typical(self) -> StepLoad:
+        if self.output == 1:
+            return StepLoad.prefill(self.prompt)
+        return StepLoad.decode(self.streams, self.prompt + self.output // 2)
+
+    def is_of(self, load: StepLoad) -> bool:
+        """Whether a step is what the point is about: computing its prompt, or a token for every stream."""
+        return self.output == 1 or load.new == (1,) * self.streams
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Means over the steps of a point in one round; times in ms. What belongs to a prompt is a sum, however it was
+    cut."""
+
+    num_bytes: float
+    ops: float
+    bytes_per_s: float
+    attainable: float
+    overlap: float
+    measured: float
+    cycle: float
+    parts: Mapping[str, tuple[float, float, str]]
+    """Attainable, measured, bound."""
+
+    @property
+    def share(self) -> float:
+        return self.attainable / self.measured
+
+    @property
+    def cycle_share(self) -> float:
+        return self.attainable / self.cycle
+
+
+class Bench:
+    """The engine around one timed runner, and batches that are waited for."""
+
+    def __init__(self, runner: NativeRunner, config: EngineConfig) -> None:
+        self._rng, self._num_sent = random.Random(0), 0
+        self._done = threading.Semaphore(0)
+        self._runner = TimedRunner(runner)
+        self.engine = Engine(self._runner, config, RealClock(), self._collect)
+        self.engine.start()
+
+    def _collect(self, updates: Sequence[TokenUpdate]) -> None:
+        for _ in range(sum(u.finish_reason is not None for u in updates)):
+            self._done.release()
+
+    def run(self, point: Point) -> list[Step]:
+        """The steps that the point is about; the first few of a decode are left out, while streams join."""
+        self._runner.steps.clear()
+        sampling = Sampling(temperature=0.0, max_tokens=point.output, ignore_eos=True)
+        for _ in range(point.streams):
+            self._num_sent += 1
+            prompt = tuple(self._rng.randrange(self.engine.info.vocab_size) for _ in range(point.prompt))
+            request = TokenRequest(f"r{self._num_sent}", prompt, sampling, TraceContext.new(), time.perf_counter_ns())
+            self.engine.submit(request)
+        for _ in range(point.streams):
+            self._done.acquire()
+        return [step for step in self._runner.steps if point.is_of(step.load)]
+
+
+def row_of(point: Point, steps: Sequence[Step], model: Model, roofs: Roofs) -> Row:
+    found = [(step, model.cost(step.load), model.attainable(step.load, roofs)) for step in steps]
+    num = 1 if point.output == 1 else len(steps)
+    moved = statistics.mean(cost.memory_bytes for _, cost, _ in found)
+    parts: dict[str, tuple[float, float, str]] = {}
+    for name, phases in PHASES.items():
+        each = [next(part for part in best.parts if part.name == name) for _, _, best in found]
+        spent = sum(step.seconds * step.phases[phase] / step.ticks for step, _, _ in found for phase in phases)
+        parts[name] = (sum(p.seconds for p in each) / num * 1e3, spent / num * 1e3, each[0].bound)
+    return Row(
+        num_bytes=sum(cost.memory_bytes for _, cost, _ in found) / num,
+        ops=sum(cost.ops for _, cost, _ in found) / num,
+        bytes_per_s=roofs.read.at(moved),
+        attainable=sum(best.in_turn_s for _, _, best in found) / num * 1e3,
+        overlap=sum(best.overlapped_s for _, _, best in found) / num * 1e3,
+        measured=sum(step.seconds for step in steps) / num * 1e3,
+        cycle=sum(step.cycle_s for step in steps[1:]) / max(1, num - 1) * 1e3,
+        parts=parts,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--weights", default="stored", choices=get_args(Weights))
+    parser.add_argument("--kv", default="bf16", choices=get_args(KvFormat))
+    parser.add_argument("--isa", default=None, choices=get_args(Isa))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--prompt", type=int, default=256, help="prompt tokens of the decode runs")
+    parser.add_argument("--output", type=int, default=128, help="tokens generated per sequence")
+    parser.add_argument("--prefill", type=int, nargs="*", default=[512])
+    parser.add_argument("--budget", type=int, default=512, help="tokens per step")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--measure-s", type=float, default=1.0, help="seconds of measuring the machine in each round")
+    parser.add_argument("--parts", action="store_true")
+    options = parser.parse_args()
+
+    files = resolve(options.model)
+    points = [Point(streams, options.prompt, options.output) for streams in options.batch]
+    points += [Point(1, num, 1) for num in options.prefill]
+    num_blocks = max(p.streams * (-(-(p.prompt + p.output) // BLOCK_SIZE) + 1) for p in points)
+    config = NativeConfig(options.weights, options.kv, options.threads, num_blocks, isa=options.isa)
+    packed = pack_model(files.header, config.weights, digest=weights_digest(files))
+    runner = NativeRunner(files.header, packed, config)
+    model = Model(
+        files.header,
+        weight_bytes(packed.matrices, {name: len(vector) for name, vector in packed.vectors.items()}),
+        multiplied_in(packed.matrices),
+        runner.info.block_bytes / BLOCK_SIZE,
+        "int8" if options.kv == "int8" else "bf16",
+    )
+    bench = Bench(runner, EngineConfig(max_step_tokens=options.budget, max_sequences=max(p.streams for p in points)))
+    sizes = [*SMALL_SETS, *(int(model.cost(point.typical).memory_bytes) for point in points)]
+    rows: dict[str, list[Row]] = {point.name: [] for point in points}
+    others = []
+    for round_number in range(-1, options.rounds):  # round -1 warms up
+        measured = measure(sizes, options.measure_s if round_number >= 0 else 0.0, threads=[options.threads])
+        roofs = Roofs.measured(measured, options.threads)
+        for point in points:
+            steps = bench.run(point)
+            if round_number >= 0:
+                rows[point.name].append(row_of(point, steps, model, roofs))
+                others.append(measured.others_share)
+    bench.engine.stop()
+    report(rows, options.parts)
+    peaks = ", ".join(f"{kind} {ops / 1e9:.0f}" for kind, ops in roofs.ops_per_s.items())
+    print(
+        f"\nlast round, {options.threads} threads, Gop/s: {peaks}; others had up to {max(others):.0%} of the processors"
+    )
+    print(runner.info.dtype, runner.info.revision)
+    middle = {name: {c: round(_median(found, c), 3) for c in ("measured", "share")} for name, found in rows.items()}
+    print(json.dumps(middle))
+
+
+def report(rows: Mapping[str, Sequence[Row]], parts: bool) -> None:
+    columns = ("MB", "Gop", "GB/s", "attainable", "overlap", "measured", "share", "cycle", "share")
+    print(f"{'ms':12}" + "".join(f"{name:>12}" for name in columns))
+    for name, found in rows.items():
+        cells = (
+            f"{_median(found, 'num_bytes') / 1e6:.1f}",
+            f"{_median(found, 'ops') / 1e9:.2f}",
+            f"{_median(found, 'bytes_per_s') / 1e9:.1f}",
+            *(f"{_median(found, column):.2f}" for column in ("attainable", "overlap", "measured")),
+            f"{_median(found, 'share'):.1%}",
+            f"{_median(found, 'cycle'):.2f}" if found[0].cycle else "",
+            f"{_median(found, 'cycle_share'):.1%}" if found[0].cycle else "",
+        )
+        print(f"{name:12}" + "".join(f"{cell:>12}" for cell in cells))
+    for name, found in rows.items() if parts else ():
+        print(f"\n{name:12}{'attainable':>12}{'measured':>12}   bound")
+        for part in PHASES:
+            best = statistics.median(row.parts[part][0] for row in found)
+            spent = statistics.median(row.parts[part][1] for row in found)
+            print(f"  {part:10}{best:12.3f}{spent:12.3f}   {found[0].parts[part][2]}")
+
+
+def _median(rows: Sequence[Row], column: str) -> float:
+    return statistics.median(float(getattr(row, column)) for row in rows)
+
+
+if __name__ == "__main__":
+    main()
