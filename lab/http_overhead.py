@@ -4,12 +4,12 @@
     python lab/http_overhead.py --against ../other/src
 
 A server process runs everything but the model: its runner has one token of ordinary text for every sequence at the next
-multiple of `--step-ms`. Until then, without the interpreter lock, it sleeps, or with `--busy` as many threads walk
-through memory as a real step would: then caches are not warm, and cores not free, when the host's turn comes. Clients
-are the load generator (bench) and a protocol that only counts bytes (raw), in a process of their own, taking turns with
-each server. Printed are medians over rounds, in microseconds of CPU per token as the kernel counts it per thread: of
-the server's event loop, of its engine's thread, and of the client. `--against` serves from another source tree too, in
-every round.
+multiple of `--step-ms`. Until then, without the interpreter lock, it sleeps; with `--busy` it walks through memory, as
+a real step would, with as many threads: then caches are not warm, and cores not free, when the host's turn comes.
+Clients are the load generator (bench) and a protocol that only counts bytes (raw), in a process of their own, taking
+turns with each server. Printed are medians over rounds, in microseconds of CPU per token as the kernel counts it per
+thread: of the server's event loop, of its engine's thread beside the runner, and of the client. `--against` serves from
+another source tree too, in every round.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import cast
 
@@ -54,13 +55,15 @@ _TEXT = Path(__file__).with_name("LOG.md").read_text()
 class PacedRunner:
     """Answers at a steady pace with the tokens of one text, whatever it is asked."""
 
-    def __init__(self, tokens: list[int], step_ms: float, max_sequences: int, num_busy: int) -> None:
+    def __init__(self, tokens: list[int], step_ms: float, max_sequences: int, num_busy: int, cpu_file: Path) -> None:
+        """`cpu_file` gets the CPU time that the runner itself takes of the engine's thread, in ns."""
         self._tokens, self._step_s = np.array(tokens, np.int32), step_ms / 1000
-        self._memory = [np.zeros(1 << 19) for _ in range(num_busy)]
-        self._busy = ThreadPoolExecutor(max(1, num_busy))
+        self._memory = np.zeros(1 << 19) if num_busy else None
+        for _ in range(num_busy - 1):
+            threading.Thread(target=_walk, args=(np.zeros(1 << 19), math.inf), daemon=True).start()
+        self._cpu_ns = np.memmap(cpu_file, np.int64, "w+", shape=1)
         self._plan: StepPlan | None = None
-        blocks = 64 * max_sequences
-        self._info = RunnerInfo("paced", "1", "cpu", "int", True, 49152, 1024, 16, blocks)
+        self._info = RunnerInfo("paced", "1", "cpu", "int", True, 49152, 1024, 16, 64 * max_sequences)
 
     @property
     def info(self) -> RunnerInfo:
@@ -72,16 +75,19 @@ class PacedRunner:
     def wait(self) -> StepResult:
         plan, self._plan = self._plan, None
         assert plan is not None, "nothing was submitted"
+        begun_ns = time.thread_time_ns()
         end_s = (time.monotonic() // self._step_s + 1) * self._step_s
-        if self._memory:
-            wait([self._busy.submit(_walk, memory, end_s) for memory in self._memory])
-        else:
+        if self._memory is None:
             time.sleep(max(0.0, end_s - time.monotonic()))
+        else:
+            _walk(self._memory, end_s)
         sampled = plan.sample_rows >= 0
         offsets = np.zeros(plan.num_sequences + 1, np.int32)
         np.cumsum(sampled, out=offsets[1:])
         places = (plan.first_positions + 7 * plan.slots)[sampled] % len(self._tokens)
-        return StepResult(plan.step_id, offsets, self._tokens[places])
+        result = StepResult(plan.step_id, offsets, self._tokens[places])
+        self._cpu_ns[0] += time.thread_time_ns() - begun_ns
+        return result
 
 
 def _walk(memory: Float64, end_s: float) -> None:
@@ -96,7 +102,8 @@ def _tid_file(port_file: Path) -> Path:
 def run_server(step_ms: float, max_sequences: int, num_busy: int, port_file: Path) -> None:
     """The process under test."""
     codec = Codec(resolve("smollm2-135m-instruct"))
-    runner = PacedRunner(codec.tokenizer.encode(_TEXT, allow_special=False), step_ms, max_sequences, num_busy)
+    cpu_file = port_file.with_suffix(".cpu")
+    runner = PacedRunner(codec.tokenizer.encode(_TEXT, allow_special=False), step_ms, max_sequences, num_busy, cpu_file)
     identity = ServingIdentity("demo", "0" * 64, "none", "lab", "1", codec.tokenizer.digest, codec.template_digest)
     config = EngineConfig(max_sequences=max_sequences)
     generator = NativeGenerator(codec, runner, config, identity, answer_style=codec.answer_style)
@@ -171,23 +178,30 @@ class Client:
         return {"reads_per_token": statistics.mean(reads) / self._num_tokens}
 
 
-def _measure(name: str, url: str, pid: int, engine_tid: int, num_streams: int, num_tokens: int) -> dict[str, float]:
+def _runner_ns(port_file: Path) -> int:
+    return int(np.fromfile(port_file.with_suffix(".cpu"), np.int64)[0])
+
+
+def _measure(name: str, port_file: Path, num_streams: int, num_tokens: int) -> dict[str, float]:
     """One run of one client against one server, whose event loop is its first thread."""
-    client = Client(url, num_streams, num_tokens)
-    before, client_before = _thread_ns(pid), time.process_time_ns()
+    told, engine_tid = json.loads(port_file.read_text()), int(_tid_file(port_file).read_text())
+    pid = told["pid"]
+    client = Client(f"http://127.0.0.1:{told['port']}", num_streams, num_tokens)
+    before, client_before, runner_before = _thread_ns(pid), time.process_time_ns(), _runner_ns(port_file)
     begun = time.monotonic()
     found = uvloop.run({"bench": client.bench, "raw": client.raw}[name]())
     seconds = time.monotonic() - begun
     client_ns, after = time.process_time_ns() - client_before, _thread_ns(pid)
     spent = {tid: ns - before.get(tid, 0) for tid, ns in after.items()}
     total = num_streams * num_tokens
-    per_token = {"loop": spent[pid], "engine": spent[engine_tid], "client": client_ns}
+    engine_ns = spent[engine_tid] - (_runner_ns(port_file) - runner_before)
+    per_token = {"loop": spent[pid], "engine": engine_ns, "client": client_ns}
     return {**{key: ns / 1000 / total for key, ns in per_token.items()}, "tok_s": total / seconds, **found}
 
 
 @contextlib.contextmanager
-def _server(source: Path | None, options: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
-    """URL, process id and id of the engine's thread of a server of its own; it serves from `source`, if given."""
+def _server(source: Path | None, options: argparse.Namespace) -> Iterator[Path]:
+    """The port file of a server of its own; it serves from `source`, if given."""
     port_file = Path(f"/tmp/http_overhead.{os.getpid()}.{'other' if source else 'this'}.json")
     port_file.unlink(missing_ok=True)
     env = dict(os.environ) if source is None else {**os.environ, "PYTHONPATH": str(source.resolve())}
@@ -198,13 +212,12 @@ def _server(source: Path | None, options: argparse.Namespace) -> Iterator[tuple[
         while not port_file.exists():
             assert process.poll() is None, "the server did not start"
             time.sleep(0.05)
-        told = json.loads(port_file.read_text())
-        yield f"http://127.0.0.1:{told['port']}", told["pid"], int(_tid_file(port_file).read_text())
+        yield port_file
     finally:
         process.terminate()
         process.wait()
-        port_file.unlink(missing_ok=True)
-        _tid_file(port_file).unlink(missing_ok=True)
+        for suffix in (".json", ".tid", ".cpu"):
+            port_file.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def main() -> None:
@@ -213,7 +226,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
     parser.add_argument("--step-ms", type=float, default=10.0)
-    parser.add_argument("--busy", type=int, default=0, help="threads that are busy while a step lasts")
+    parser.add_argument("--busy", type=int, default=0, help="threads that are busy with steps, the engine's included")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clients", nargs="+", default=["bench", "raw"], choices=["bench", "raw"])
     parser.add_argument("--against", type=Path, help="src folder of another tree, served from in every round too")
@@ -227,9 +240,9 @@ def main() -> None:
         if options.against is not None:
             servers["other"] = stack.enter_context(_server(options.against, options))
         for i in range(-1, options.rounds):  # round -1 warms up
-            for which, server in servers.items():
+            for which, port_file in servers.items():
                 for name in options.clients:
-                    found = _measure(name, *server, options.streams, options.tokens)
+                    found = _measure(name, port_file, options.streams, options.tokens)
                     if i >= 0:
                         samples.setdefault((which, name), []).append(found)
     for (which, name), rows in samples.items():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
+
+from msgspec import Struct
 
 from inferloop.core.request import Sampling
 from inferloop.engine.schedule.step import TokenLogprob
@@ -14,13 +15,12 @@ from inferloop.engine.text.stop import StopMatcher
 class IncrementalDecoder(Protocol):
     """What engine.text.detokenizer.Detokenizer does."""
 
-    def push(self, ids: Iterable[int]) -> str: ...
+    def push(self, ids: Sequence[int]) -> str: ...
 
     def flush(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True, gc=False):
     """What became of some tokens: the text to show, how many of the tokens count, the stop that ended it."""
 
     text: str
@@ -43,6 +43,9 @@ class Assembler:
         self, token_ids: Sequence[int], logprobs: tuple[TokenLogprob, ...] | None = None, *, hide_last: bool = False
     ) -> Piece:
         """`hide_last`: the last token is a stop token, which counts and has no text."""
+        if not self._matcher.has_stops:
+            text = self._decoder.push(token_ids[:-1] if hide_last else token_ids)
+            return Piece(text, tuple(token_ids), logprobs)
         texts: list[str] = []
         for i, token_id in enumerate(token_ids):
             hidden = hide_last and i == len(token_ids) - 1

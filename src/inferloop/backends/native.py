@@ -173,18 +173,21 @@ class NativeGenerator:
         with self._asking(request.request_id) as (engine_id, inbox):
             self._submit(request, engine_id, prompt_ids, mask)
             while True:
-                update = await inbox.get()
+                while (update := inbox.take()) is None:
+                    await inbox.arrival()
                 if update.finish_reason == "error" and mask is not None and mask.failed:
                     raise _too_complex(request.sampling.grammar)
                 if update.finish_reason == "shed":
                     raise _too_late(self._engine.retry_after_s())
                 delta = answer.delta(update)
-                if delta.finish_reason is not None and not inbox.ended:  # a stop string, which the engine cannot see
+                if delta.finish_reason is None:
+                    yield delta
+                    continue
+                if not inbox.ended:  # a stop string, which the engine cannot see
                     self._engine.abort(engine_id)
                     inbox.ended = True
                 yield delta
-                if delta.finish_reason is not None:
-                    return
+                return
 
     async def embed(self, request: EmbedRequest) -> Embedding:
         self._loop = asyncio.get_running_loop()

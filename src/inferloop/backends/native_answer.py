@@ -26,11 +26,19 @@ class Inbox:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def take(self) -> TokenUpdate | None:
+        """The oldest, if there is any."""
+        return self._updates.popleft() if self._updates else None
+
+    def arrival(self) -> asyncio.Future[None]:
+        """Done when something has come, for which the one consumer may look then."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
     async def get(self) -> TokenUpdate:
-        while not self._updates:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._updates.popleft()
+        while (update := self.take()) is None:
+            await self.arrival()
+        return update
 
 
 class Answer:
@@ -39,9 +47,10 @@ class Answer:
     def __init__(
         self, decoder: IncrementalDecoder, request: GenerateRequest, prompt_ids: tuple[int, ...], clock: Clock
     ) -> None:
-        self._request, self._prompt_ids, self._clock = request, prompt_ids, clock
+        self._request, self._prompt_ids, self._now_ns = request, prompt_ids, clock.now_ns
         self._assembler = Assembler(decoder, request.sampling)
         self._t_tokenized_ns = clock.now_ns()
+        self._wants_logprobs = request.sampling.num_logprobs is not None
         self._t_first_ns: int | None = None
         self._t_last_ns: int | None = None
         self._detokenize_ns = 0
@@ -55,15 +64,14 @@ class Answer:
         if update.token_ids:
             self._t_first_ns = self._t_first_ns or update.t_ns
             self._t_last_ns = update.t_ns
-        start_ns = self._clock.now_ns()
-        wants_logprobs = self._request.sampling.num_logprobs is not None
-        logprobs = update.logprobs if wants_logprobs else None
+        start_ns = self._now_ns()
+        logprobs = update.logprobs if self._wants_logprobs else None
         piece = self._assembler.push(update.token_ids, logprobs, hide_last=finish == "stop")
         text, stop = piece.text, piece.stop
         if stop is None and finish is not None:
             rest, stop = self._assembler.flush()
             text += rest
-        self._detokenize_ns += self._clock.now_ns() - start_ns
+        self._detokenize_ns += self._now_ns() - start_ns
         if stop is not None:
             finish = "stop"
         is_first, self._told_prompt = not self._told_prompt, True

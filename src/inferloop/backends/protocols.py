@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from msgspec import Struct
+
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import FinishReason, Sampling
 from inferloop.engine.schedule.step import Float32, TokenLogprob
@@ -61,8 +63,7 @@ class StageTimes:
     num_preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Struct, frozen=True, gc=False):
     """A piece of the answer. `text` may be empty while bytes of a character or a possible stop string are held back.
 
     The first delta of a request has `prompt_token_ids` and `times` as far as known; the last one has `finish_reason`

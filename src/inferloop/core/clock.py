@@ -21,11 +21,8 @@ class Clock(Protocol):
 class RealClock:
     """The machine's clocks."""
 
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
-
-    def wall_ns(self) -> int:
-        return time.time_ns()
+    now_ns = staticmethod(time.monotonic_ns)  # asked several times per token, so without a frame of its own
+    wall_ns = staticmethod(time.time_ns)
 
 
 class VirtualClock:

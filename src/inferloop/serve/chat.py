@@ -17,7 +17,7 @@ from inferloop.serve.replies import (
     Timings,
     Usage,
 )
-from inferloop.serve.sse import AnswerHead, ChunkWriter, error_event
+from inferloop.serve.sse import AnswerHead, ChunkWriter, TextFrame, error_event
 from inferloop.serve.tokens import chat_logprobs
 from inferloop.serve.tool_calls import ChoiceReader
 
@@ -31,6 +31,7 @@ class ChatEncoder:
         self._head, self._writer, self._extras = head, ChunkWriter(head, "chat.completion.chunk"), Extras(head)
         self._readers = [ChoiceReader(head.call.answer) for _ in head.echoes]
         self._logprobs: list[list[ChatLogprob] | None] = [None for _ in head.echoes]
+        self._frames = [self._frame(index) for index in range(len(head.echoes))]
 
     def opening(self, first: Delta) -> bytes:
         role = b'"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null'
@@ -39,6 +40,9 @@ class ChatEncoder:
         return b"".join(self._writer.choice(choice, Timings(num_tokens=0), told) for choice in choices)
 
     def chunk(self, index: int, delta: Delta) -> bytes:
+        frame = self._frames[index]
+        if frame is not None and delta.text and delta.logprobs is None and delta.finish_reason is None:
+            return frame.chunk(delta.text, len(delta.token_ids))
         reader = self._readers[index]
         self._extras.see(index, delta)
         shown = [piece for parts in reader.read(delta) for piece in reader.show(parts)]
@@ -92,6 +96,14 @@ class ChatEncoder:
         if head.with_timings:
             answer.inferloop = timings
         return _dumps(answer)
+
+    def _frame(self, index: int) -> TextFrame | None:
+        """None: what a delta shows must be found out one by one."""
+        call = self._head.call
+        if call.answer.has_parts or call.return_token_ids:
+            return None
+        before = b'{"index":%d,"delta":{"content":' % index
+        return self._writer.frame(before, b'},"logprobs":null,"finish_reason":null}')
 
     def _finish_choice(self, index: int, finish: Finish) -> bytes:
         told = self._readers[index].finish(finish).encode(), _dumps(self._extras.stop_reason(index))

@@ -11,7 +11,7 @@ from inferloop.engine.schedule.step import TokenLogprob
 from inferloop.serve.columns import LogprobColumns
 from inferloop.serve.extras import Extras
 from inferloop.serve.replies import Completion, CompletionChoice, CompletionLogprobs, Finish, Timings, Usage
-from inferloop.serve.sse import AnswerHead, ChunkWriter, error_event
+from inferloop.serve.sse import AnswerHead, ChunkWriter, TextFrame, error_event
 
 _dumps = msgspec.json.encode
 
@@ -25,12 +25,16 @@ class CompletionEncoder:
         self._opened: set[int] = set()
         self._texts = [[echo] for echo in head.echoes]
         self._tokens: list[list[tuple[int, TokenLogprob]]] = [[] for _ in head.echoes]
+        self._frames = [self._frame(index) for index in range(len(head.echoes))]
 
     def opening(self, first: Delta) -> bytes:
         """Nothing: each choice has its own beginning."""
         return b""
 
     def chunk(self, index: int, delta: Delta) -> bytes:
+        frame = self._frames[index] if index in self._opened else None
+        if frame is not None and delta.text and delta.logprobs is None and delta.finish_reason is None:
+            return frame.chunk(delta.text, len(delta.token_ids))
         self._extras.see(index, delta)
         opening = b"" if index in self._opened else self._prompt_chunk(index, delta)
         if not self._writer.wants(delta):
@@ -88,6 +92,12 @@ class CompletionEncoder:
             logprobs = self._columns[index].prompt(echo, prompt, delta.prompt_logprobs or ())
         choice = _choice(index, echo, logprobs, self._extras.prompt_field(delta))
         return self._writer.choice(choice, Timings(num_tokens=0))
+
+    def _frame(self, index: int) -> TextFrame | None:
+        """None: chunks have ids as well."""
+        if self._head.call.return_token_ids:
+            return None
+        return self._writer.frame(b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}')
 
     def _finish_choice(self, index: int, finish: Finish) -> bytes:
         told = finish.encode(), _dumps(self._extras.stop_reason(index))

@@ -94,13 +94,17 @@ class Attempt:
 
     def on_delta(self, delta: Delta, index: int) -> None:
         """Count a delta's tokens, when they came, and remember how choice `index` ended."""
-        choice = self._choices.setdefault(index, _Choice())
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice()
         if delta.prompt_token_ids is not None:
             self._count_prompt(index, len(delta.prompt_token_ids), delta.num_cached_tokens)
         if delta.token_ids:
             self._count_tokens(choice, delta.t_ns, len(delta.token_ids))
-        choice.finish_reason = delta.finish_reason or choice.finish_reason
-        choice.times = delta.times or choice.times
+        if delta.finish_reason is not None:
+            choice.finish_reason = delta.finish_reason
+        if delta.times is not None:
+            choice.times = delta.times
         if self._keep:
             choice.input_ids = delta.prompt_token_ids or choice.input_ids
             choice.output_ids.extend(delta.token_ids)
@@ -130,9 +134,10 @@ class Attempt:
             self._observe("itl", (t_ns - choice.t_last_ns) / NS_PER_S / num_tokens, num_tokens)
         choice.t_last_ns = t_ns
         # Choices reach this loop one after the other, so stamps of two of them may come in the wrong order.
-        self._t_last_ns = max(t_ns, self._t_last_ns or t_ns)
+        if self._t_last_ns is None or t_ns > self._t_last_ns:
+            self._t_last_ns = t_ns
         self._num_output += num_tokens
-        self._offsets_us.extend([max(0, t_ns - self._t_first_ns) // 1000] * num_tokens)
+        self._offsets_us += [max(0, t_ns - self._t_first_ns) // 1000] * num_tokens
 
     def _observe(self, key: str, seconds: float, times: int = 1) -> None:
         if not self._background:

@@ -90,6 +90,12 @@ class ChunkWriter:
             usage = b',"usage":' + _dumps(self._usage_so_far())
         return b"".join((self._open, choice, b"]", told, usage, extension, b"}\n\n"))
 
+    def frame(self, before: bytes, after: bytes) -> TextFrame | None:
+        """For the chunks of a choice that is `before`, a text and `after`; None when they differ in more than that."""
+        if self._usage_so_far is not None:
+            return None
+        return TextFrame(self._open + before, after + b"]" + self._no_usage, with_timings=self._with_timings)
+
     def closing(self, choice: bytes, usage: Usage, timings: Timings) -> bytes:
         """The last event before [DONE] has the timings."""
         if not self._include_usage:
@@ -105,6 +111,23 @@ class ChunkWriter:
     def wants_tokens(self, delta: Delta) -> bool:
         """Tokens whose text is still held back are only for those who count them."""
         return delta.logprobs is not None or (self._counts_tokens and bool(delta.token_ids))
+
+
+class TextFrame:
+    """Chunks that differ in nothing but a text, and in how many tokens it stands for if that is told: nearly all of the
+    chunks that are ever sent."""
+
+    def __init__(self, before: bytes, after: bytes, *, with_timings: bool) -> None:
+        self._before, self._after, self._with_timings = before, after, with_timings
+        self._ends: dict[int, bytes] = {}
+        """By number of tokens."""
+
+    def chunk(self, text: str, num_tokens: int) -> bytes:
+        end = self._ends.get(num_tokens)
+        if end is None:
+            told = b',"inferloop":' + _dumps(Timings(num_tokens=num_tokens)) if self._with_timings else b""
+            end = self._ends[num_tokens] = self._after + told + b"}\n\n"
+        return self._before + _dumps(text) + end
 
 
 def error_event(error: BaseException) -> bytes:

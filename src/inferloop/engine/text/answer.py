@@ -52,6 +52,11 @@ class AnswerPlan:
     thinks: bool = False
     think_opened: bool = False
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether there may be more in an answer than its text."""
+        return self.thinks or self.tool_dialect is not None
+
 
 PLAIN_ANSWER = AnswerPlan()
 

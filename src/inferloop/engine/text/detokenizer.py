@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from inferloop.engine.text.tokenizer import Tokenizer
 
@@ -20,12 +20,24 @@ class Detokenizer:
         vocabulary = tokenizer.vocabulary
         self._vocabulary, self._skip_special = vocabulary, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds_bytes = False
+        """The decoder has the beginning of a character."""
         # the first space that a SentencePiece vocabulary writes begins the whole text, and so belongs to the prompt
         self._at_start = vocabulary.strips_leading_space and not vocabulary.bytes_of(after, skip_special=skip_special)
 
-    def push(self, ids: Iterable[int]) -> str:
+    def push(self, ids: Sequence[int]) -> str:
         """The text that became certain with these ids; often empty."""
-        return self._emit(self._decoder.decode(self._vocabulary.bytes_of(ids, skip_special=self._skip_special)))
+        of = self._vocabulary
+        if len(ids) == 1:
+            data = of.bytes_of_one(ids[0], skip_special=self._skip_special)
+        else:
+            data = of.bytes_of(ids, skip_special=self._skip_special)
+        if not self._holds_bytes and data.isascii():  # nearly always
+            text = data.decode("ascii")
+        else:
+            text = self._decoder.decode(data)
+            self._holds_bytes = bool(self._decoder.getstate()[0])
+        return self._emit(text) if self._at_start else text
 
     def flush(self) -> str:
         """What an unfinished character leaves at the end of the answer. Call once, after the last push."""

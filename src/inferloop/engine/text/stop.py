@@ -19,6 +19,7 @@ class StopMatcher:
         if not all(stops):
             raise RequestError("a stop string must not be empty", param="stop")
         self._stops = tuple(dict.fromkeys(stops))
+        self.has_stops = bool(self._stops)
         self._failures = [_failures(stop) for stop in self._stops]
         self._states = [0] * len(self._stops)
         self._held = ""

@@ -76,7 +76,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for, control tokens included; often a part of a character only."""
-        return self.vocabulary.bytes_of([token_id], skip_special=False)
+        return self.vocabulary.bytes_of_one(token_id, skip_special=False)
 
     def _without_special(self) -> Inner:
         with self._plain_lock:

@@ -38,6 +38,12 @@ class Vocabulary:
         table, size, special = self.token_bytes, len(self.token_bytes), self.special if skip_special else ()
         return b"".join([table[i] for i in ids if 0 <= i < size and i not in special])
 
+    def bytes_of_one(self, i: int, *, skip_special: bool = True) -> bytes:
+        """As `bytes_of`."""
+        return (
+            self.token_bytes[i] if 0 <= i < len(self.token_bytes) and not (skip_special and i in self.special) else b""
+        )
+
 
 def read_vocabulary(inner: Inner, max_size: int) -> Vocabulary:
     """From a built tokenizer. Raises ValueError when its decoder is neither byte-level nor SentencePiece-like, or when
