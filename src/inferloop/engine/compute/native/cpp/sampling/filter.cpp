@@ -65,7 +65,7 @@ float smallest_of_run(const SamplingKernels& kernels, const FullRow& row, float 
     return kernels.collect(row.logits, row.maxima, row.num_spans, temperature, low, lists.first, nullptr);
   };
   for (float depth = 2.0f; depth <= 1024.0f; depth *= 2.0f) {
-    const float low = measure.best - depth;
+    const float low = std::max(measure.best - depth, -FLT_MAX);  // never as low as what is forbidden
     const int n = values_from(low);
     if (measure.of(kernels, lists.first, n) >= target)
       return smallest_of_run(kernels, lists, n, low, measure, target);

@@ -9,7 +9,7 @@
 
 namespace inferloop {
 
-/// Lists that `collect` and `keep` write have room for so many more values than they find.
+/// Lists have room for so many more values than are in them, to be read and written without meaning.
 constexpr int kSlack = 16;
 
 /// Weights are summed as integers, in units of 2^-44 of the likeliest token's: exact, so in any order. 2^18 of the
@@ -29,24 +29,25 @@ struct SamplingKernels {
   /// out[s] = the largest of span s.
   void (*maxima)(const float* row, int num_spans, float* out);
 
-  /// The first index of `value` in x[0 .. n), or -1.
-  int (*find)(const float* x, int n, float value);
+  /// Where in a span the value stands first, or -1.
+  int (*find)(const float* span, float value);
 
-  /// How many of x[0 .. n) are greater.
-  int (*count_above)(const float* x, int n, float value);
+  /// How many of a row are greater.
+  int (*count_above)(const float* row, int num_spans, float value);
 
   /// What bit j of word w does not allow becomes -infinity: entry 32 w + j of words 0 .. num_words - 1.
   void (*allow)(float* row, const uint32_t* words, int num_words);
 
   /// values, and unless null ids, of the entries with row[i] / temperature >= low, in the order of the row; a value is
-  /// the quotient. Returns how many.
+  /// the quotient. `maxima` are whole spans as well. Returns how many.
   int (*collect)(const float* row, const float* maxima, int num_spans, float temperature, float low, float* values,
                  int32_t* ids);
 
   /// The values with low <= x[i] < high, in their order. `out` may be x. Returns how many.
   int (*keep)(const float* x, int n, float low, float high, float* out);
 
-  /// The sum of exp(x[i] / temperature - best), each rounded to units of 2^-kWeightBits. best is the largest quotient.
+  /// The sum of exp(x[i] / temperature - best), each rounded to units of 2^-kWeightBits, of a list or a row. best is the
+  /// largest quotient.
   int64_t (*weigh)(const float* x, int n, float temperature, float best);
 
   /// Let the entries of some spans into the draw, the first having the id `id_begin`, those with

@@ -206,7 +206,7 @@ void Sampler::State::find_best(const float* logits, const float* maxima, int num
     const int first = id_begin + span * kSpan;
     const bool ties = maxima[span] == best.best && best.best > -INFINITY && first < best.id;
     if (maxima[span] > best.best || ties)
-      best = {maxima[span], first + kernels.find(logits + span * kSpan, kSpan, maxima[span])};
+      best = {maxima[span], first + kernels.find(logits + span * kSpan, maxima[span])};
   }
 }
 
@@ -289,7 +289,7 @@ void Sampler::State::finish(Thread& thread, int r) {
     if (row.num_top < 0) return;
   } else {
     token = wishes.prompt_targets[row.index];
-    ranks[r] = 1 + kernels.count_above(logits, num_spans * kSpan, logits[token]);
+    ranks[r] = 1 + kernels.count_above(logits, num_spans, logits[token]);
   }
   const double whole = log_sum_exp(kernels, all);
   const auto logprob = [whole](float logit) { return static_cast<float>(static_cast<double>(logit) - whole); };

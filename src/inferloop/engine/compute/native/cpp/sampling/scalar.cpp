@@ -2,8 +2,8 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels.h"
 #include "bounds.h"
+#include "levels.h"
 
 namespace inferloop {
 namespace {
@@ -16,15 +16,15 @@ void maxima(const float* row, int num_spans, float* out) {
   }
 }
 
-int find(const float* x, int n, float value) {
-  for (int i = 0; i < n; ++i)
-    if (x[i] == value) return i;
+int find(const float* span, float value) {
+  for (int i = 0; i < kSpan; ++i)
+    if (span[i] == value) return i;
   return -1;
 }
 
-int count_above(const float* x, int n, float value) {
+int count_above(const float* row, int num_spans, float value) {
   int count = 0;
-  for (int i = 0; i < n; ++i) count += x[i] > value;
+  for (int i = 0; i < num_spans * kSpan; ++i) count += row[i] > value;
   return count;
 }
 
@@ -133,7 +133,9 @@ void gumbel(const NoiseKey& key, int id_begin, int n, float* out) {
 
 }  // namespace
 
-extern const SamplingKernels kScalarSampling;
-const SamplingKernels kScalarSampling = {maxima, find, count_above, allow, collect, keep, weigh, draw, gumbel};
+const SamplingKernels& scalar_sampling() {
+  static constexpr SamplingKernels kernels = {maxima, find, count_above, allow, collect, keep, weigh, draw, gumbel};
+  return kernels;
+}
 
 }  // namespace inferloop
