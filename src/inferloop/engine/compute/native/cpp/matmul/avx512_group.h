@@ -8,35 +8,18 @@
 #include <immintrin.h>
 
 #include "blocks.h"
-#include "matmul.h"
+#include "group_rows.h"
 #include "record.h"
 
 namespace inferloop {
 namespace {
 
-constexpr int kChunk = 96;                 // rows whose codes stay in the L2 cache while tiles pass by
-constexpr ptrdiff_t kAheadBytes = 8192;    // of the weights that are read to the ones that are prefetched
-
-/// Rows and what follows from them and a matrix's kind. Parts lie [m][records][parts].
-struct GroupRows {
-  const int8_t* codes;
-  const float* scales;
-  const int32_t* starts;  // of a part: minus offset * the sum of its codes
-  const float* sums;      // of a part: that of its codes
-  ptrdiff_t num_records;
-};
+constexpr ptrdiff_t kAheadBytes = 8192;  // of the weights that are read to the ones that are prefetched
 
 // (The forms with a mask are for gcc 12, which takes the plain ones' undefined operand for a mistake of ours.)
 [[gnu::always_inline]] inline __m512 numbers_at(const uint8_t* at, bool wide) {
   if (wide) return _mm512_loadu_ps(at);
   return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
-}
-
-/// 4 codes of a row, in every lane.
-[[gnu::always_inline]] inline __m512i four_of(const int8_t* codes) {
-  int32_t four;
-  __builtin_memcpy(&four, codes, sizeof four);
-  return _mm512_set1_epi32(four);
 }
 
 template <int Bits, int Parts, bool HasMin, int R, int T>
@@ -74,7 +57,7 @@ template <int Bits, int Parts, bool HasMin, int R, int T>
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const __m512i four = four_of(codes + r * n * kGroup + 4 * j);
+          const __m512i four = _mm512_set1_epi32(four_of(codes + r * n * kGroup + 4 * j));
 #pragma GCC unroll 4
           for (int t = 0; t < T; ++t) dots[r][t] = _mm512_dpbusd_epi32(dots[r][t], w[t], four);
         }
@@ -113,54 +96,25 @@ template <int Bits, int Parts, bool HasMin, int R, int T>
     for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + r * ld_out + t * kTile, sums[r][t]);
 }
 
-template <int Bits, int Parts, bool HasMin>
-void group_tiles(const Matrix& w, const GroupRows& x, int m, int tile_begin, int tile_end, float* out, size_t ld_out) {
-  const RecordShape record(w);
-  constexpr int kMaxRows = Parts == 1 ? 6 : 4, kMaxTiles = 2;
-  for (int t = tile_begin; t < tile_end;) {
-    const uint8_t* tiles = w.data + t * w.tile_bytes;
-    const int num_tiles = m == 1 || t + 1 == tile_end ? 1 : kMaxTiles;
-    with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
-      each_block<kMaxRows>(m, [&](int row, auto rows) {
-        group_block<Bits, Parts, HasMin, decltype(rows)::value, decltype(tile_count)::value>(
-            record, tiles, w.tile_bytes, x, row, out + row * ld_out, ld_out);
+struct GroupKernels {
+  template <int Bits, int Parts, bool HasMin>
+  static void tiles(const Matrix& w, const GroupRows& x, int tile_begin, int tile_end, float* out, size_t ld_out) {
+    const RecordShape record(w);
+    constexpr int kMaxRows = Parts == 1 ? 6 : 4, kMaxTiles = 2;
+    for (int t = tile_begin; t < tile_end;) {
+      const uint8_t* tiles = w.data + t * w.tile_bytes;
+      const int num_tiles = x.m == 1 || t + 1 == tile_end ? 1 : kMaxTiles;
+      with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
+        each_block<kMaxRows>(x.m, [&](int row, auto rows) {
+          group_block<Bits, Parts, HasMin, decltype(rows)::value, decltype(tile_count)::value>(
+              record, tiles, w.tile_bytes, x, row, out + row * ld_out, ld_out);
+        });
       });
-    });
-    out += num_tiles * kTile;
-    t += num_tiles;
-  }
-}
-
-size_t group_scratch_bytes(const Matrix& w, int m) {
-  const size_t rows = m < kChunk ? m : kChunk;
-  return rows * (w.k / w.group) * (sizeof(int32_t) + sizeof(float));
-}
-
-void group_multiply(const Matrix& w, const Rows& rows, int tile_begin, int tile_end, float* out, size_t ld_out,
-                    uint8_t* scratch) {
-  const int parts = kGroup / w.group;
-  const ptrdiff_t num_records = w.k / kGroup;
-  using Tiles = void (*)(const Matrix&, const GroupRows&, int, int, int, float*, size_t);
-  constexpr Tiles kTiles[2][2][2] = {{{group_tiles<4, 1, false>, group_tiles<4, 1, true>},
-                                      {group_tiles<4, 2, false>, group_tiles<4, 2, true>}},
-                                     {{group_tiles<8, 1, false>, group_tiles<8, 1, true>},
-                                      {group_tiles<8, 2, false>, group_tiles<8, 2, true>}}};
-  const Tiles tiles = kTiles[w.bits == 8][parts == 2][w.has_min];
-  for (ptrdiff_t first = 0; first < rows.m; first += kChunk) {
-    const int m = rows.m - first < kChunk ? rows.m - first : kChunk;
-    const ptrdiff_t num_parts = m * num_records * parts;
-    int32_t* starts = reinterpret_cast<int32_t*>(scratch);
-    float* sums = reinterpret_cast<float*>(starts + num_parts);
-    const int32_t* halves = rows.sums + first * num_records * 2;
-    for (ptrdiff_t i = 0; i < num_parts; ++i) {
-      const int32_t sum = parts == 2 ? halves[i] : halves[2 * i] + halves[2 * i + 1];
-      starts[i] = -w.offset * sum;
-      sums[i] = static_cast<float>(sum);
+      out += num_tiles * kTile;
+      t += num_tiles;
     }
-    const GroupRows x = {rows.codes + first * w.k, rows.scales + first * num_records, starts, sums, num_records};
-    tiles(w, x, m, tile_begin, tile_end, out + first * ld_out, ld_out);
   }
-}
+};
 
 }  // namespace
 }  // namespace inferloop

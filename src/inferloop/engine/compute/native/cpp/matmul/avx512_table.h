@@ -8,21 +8,9 @@
 namespace inferloop {
 namespace {
 
-void add_bias(const Matrix& w, int m, int tile_begin, int tile_end, float* out, size_t ld_out) {
-  for (int t = tile_begin; t < tile_end; ++t) {
-    const int rest = w.n - t * kTile;
-    const __mmask16 mask = rest < kTile ? (1 << rest) - 1 : 0xffff;
-    const __m512 bias = _mm512_maskz_loadu_ps(mask, w.bias + t * kTile);
-    for (int r = 0; r < m; ++r) {
-      float* at = out + r * ld_out + (t - tile_begin) * kTile;
-      _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), bias));
-    }
-  }
-}
-
 void multiply(const Matrix& w, const Rows& x, int tile_begin, int tile_end, float* out, size_t ld_out,
               uint8_t* scratch) {
-  if (w.format == Format::group) group_multiply(w, x, tile_begin, tile_end, out, ld_out, scratch);
+  if (w.format == Format::group) group_multiply<GroupKernels>(w, x, tile_begin, tile_end, out, ld_out, scratch);
   if (w.format == Format::bf16) float_multiply<Bf16Pairs>(w, x, tile_begin, tile_end, out, ld_out);
   if (w.format == Format::f32) float_multiply<F32>(w, x, tile_begin, tile_end, out, ld_out);
   if (w.bias) add_bias(w, x.m, tile_begin, tile_end, out, ld_out);

@@ -31,5 +31,13 @@ template <int Max, class Body>
   }
 }
 
+/// Add the bias of a range of tiles to its outputs.
+void add_bias(const Matrix& w, int m, int tile_begin, int tile_end, float* out, size_t ld_out) {
+  const int first = tile_begin * kTile;
+  const int count = (tile_end * kTile < w.n ? tile_end * kTile : w.n) - first;
+  for (int r = 0; r < m; ++r)
+    for (int c = 0; c < count; ++c) out[r * ld_out + c] += w.bias[first + c];
+}
+
 }  // namespace
 }  // namespace inferloop

@@ -6,6 +6,7 @@ const MatmulKernels& matmul_kernels([[maybe_unused]] Isa isa) {
 #if defined(__x86_64__)
   if (isa >= Isa::avx512_bf16) return avx512_bf16_matmul();
   if (isa == Isa::avx512) return avx512_matmul();
+  if (isa == Isa::avx2) return avx2_matmul();
 #endif
   return scalar_matmul();
 }

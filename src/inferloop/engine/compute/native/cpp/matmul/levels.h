@@ -6,6 +6,7 @@
 namespace inferloop {
 
 const MatmulKernels& scalar_matmul();
+const MatmulKernels& avx2_matmul();
 const MatmulKernels& avx512_matmul();
 const MatmulKernels& avx512_bf16_matmul();
 
