@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 _native = pytest.importorskip("inferloop.engine.compute.native._native")
@@ -48,3 +51,22 @@ def test_any_size_can_be_read_and_none_beyond_the_end(threads: object, num_bytes
 def test_memory_that_cannot_be_had_is_an_error() -> None:
     with pytest.raises(MemoryError):
         hardware.Arena(1 << 62)
+
+
+def test_threads_that_cannot_be_had_are_an_error_and_those_begun_end() -> None:
+    """In a process of its own, which has little room for their stacks."""
+    program = """
+import resource
+from inferloop.engine.compute.native import _native
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), -1))
+try:
+    _native.hardware.Threads(100)
+except RuntimeError as problem:
+    print("refused", problem)
+print(_native.hardware.multiply_seconds(_native.hardware.Threads(2), "scalar", "fp32", 100) > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("refused")
+    assert done.stdout.endswith("True\n")

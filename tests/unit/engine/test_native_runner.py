@@ -22,7 +22,7 @@ from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec
-from inferloop.engine.schedule.step import BlockData, BlockLoads, StepPlan
+from inferloop.engine.schedule.step import BlockData, BlockLoads, PromptRows, SparseRows, StepPlan
 from inferloop.models.resolve import ModelFiles, open_files
 
 _native = pytest.importorskip("inferloop.engine.compute.native._native")
@@ -414,6 +414,14 @@ def test_info_counts_what_is_there(files: ModelFiles) -> None:
     assert info.dtype == "fp32 weights, fp32 activations, bf16 kv"
 
 
+def prompt_rows(flat: int, target: int) -> PromptRows:
+    return PromptRows(*(np.array([number], np.int32) for number in (flat, 0, target, 0)))
+
+
+def bias(begin: int, token: int) -> SparseRows:
+    return SparseRows(np.array([begin, 1], np.int32), np.array([token], np.int32), np.zeros(1, np.float32))
+
+
 def test_a_broken_plan_is_refused(files: ModelFiles) -> None:
     """Native code reads where a plan points, so it is checked first."""
     runner = load(files)
@@ -427,6 +435,13 @@ def test_a_broken_plan_is_refused(files: ModelFiles) -> None:
         replace(plan, first_positions=np.array([10_000], np.int32)),
         replace(plan, block_tables=(np.full_like(plan.block_tables[0], 64),)),
         replace(plan, offsets=np.array([0, 41], np.int32)),
+        replace(plan, sample_rows=np.array([40], np.int32)),
+        replace(plan, num_drafts=np.array([1], np.int32)),
+        replace(plan, pooled=np.array([1], np.int32)),
+        replace(plan, prompt_rows=prompt_rows(39, VOCAB)),
+        replace(plan, prompt_rows=prompt_rows(40, 5)),
+        replace(plan, sampling=replace(plan.sampling, bias=bias(0, VOCAB))),
+        replace(plan, sampling=replace(plan.sampling, bias=bias(1, 5))),
     ):
         with pytest.raises(ValueError):
             load(files).submit(broken)

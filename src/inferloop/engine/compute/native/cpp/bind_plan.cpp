@@ -107,6 +107,31 @@ void HeldPlan::check(const Model& model, const KvMemory& memory) const {
   for (int i = 0; i < input.num_copies; ++i)
     require(is_block(input.copies[i][0]) && is_block(input.copies[i][1]), "a block beyond the cache");
   for (const BlockAt& load : input.loads) require(is_block(load.block), "a block beyond the cache");
+  check_wishes(model.vocab_size);
+}
+
+void HeldPlan::check_wishes(int vocab_size) const {
+  const Plan& plan = input.plan;
+  const int n = plan.num_sequences;
+  for (int i = 0; i < n; ++i) {
+    const int row = wishes.sample_rows[i], drafts = wishes.num_drafts[i];
+    const bool within = plan.offsets[i] <= row && drafts >= 0 && drafts < plan.offsets[i + 1] - row;
+    require(row < 0 || within, "a row to sample that is not of its sequence");
+  }
+  for (int r = 0, i = 0; r < wishes.num_prompt_rows; ++r) {
+    while (i < n && plan.offsets[i + 1] <= wishes.prompt_flat[r]) ++i;
+    require(i < n && plan.offsets[i] <= wishes.prompt_flat[r], "rows of prompts beyond the tokens or out of order");
+    require(0 <= wishes.prompt_targets[r] && wishes.prompt_targets[r] < vocab_size, "a target beyond the vocabulary");
+  }
+  for (int i = 0; i < input.num_pooled; ++i)
+    require((i == 0 ? -1 : input.pooled[i - 1]) < input.pooled[i] && input.pooled[i] < n, "pooled sequences in order");
+  for (const SparseColumns* columns : {&wishes.bias, &wishes.penalties}) {
+    if (columns->offsets == nullptr) continue;
+    for (int i = 0; i < n; ++i) require(columns->offsets[i] <= columns->offsets[i + 1], "offsets that fall");
+    require(columns->offsets[0] == 0, "offsets that begin at 0");
+    for (int j = 0; j < columns->offsets[n]; ++j)
+      require(0 <= columns->ids[j] && columns->ids[j] < vocab_size, "a token beyond the vocabulary");
+  }
 }
 
 }  // namespace inferloop

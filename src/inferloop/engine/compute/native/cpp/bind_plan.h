@@ -22,6 +22,7 @@ struct HeldPlan {
   void read_sampling(nanobind::handle columns, size_t n);
   void read_moves(nanobind::handle plan, const KvMemory& memory);
   void check(const Model& model, const KvMemory& memory) const;
+  void check_wishes(int vocab_size) const;
 };
 
 }  // namespace inferloop

@@ -74,21 +74,29 @@ struct Pool::Shared {
 Pool::Pool(int num_threads, const std::vector<int>& cpus) : shared_(std::make_unique<Shared>()) {
   shared_->num_threads = num_threads;
   shared_->seats = std::make_unique<Seat[]>(num_threads);
-  for (int rank = 1; rank < num_threads; ++rank) {
-    shared_->helpers.emplace_back([this, rank] {
-      Team team(*this, shared_->seats.get(), rank, shared_->num_threads);
-      for (uint32_t round = 0;; ++round) {
-        shared_->started.wait_beyond(round);
-        if (shared_->ending.load(std::memory_order_acquire)) return;
-        (*shared_->work)(team);
-        team.barrier();
-      }
-    });
-    if (static_cast<size_t>(rank) <= cpus.size()) pin(shared_->helpers.back(), cpus[rank - 1]);
+  const auto help = [this](int rank) noexcept {
+    Team team(*this, shared_->seats.get(), rank, shared_->num_threads);
+    for (uint32_t round = 0;; ++round) {
+      shared_->started.wait_beyond(round);
+      if (shared_->ending.load(std::memory_order_acquire)) return;
+      (*shared_->work)(team);
+      team.barrier();
+    }
+  };
+  try {
+    for (int rank = 1; rank < num_threads; ++rank) {
+      shared_->helpers.emplace_back(help, rank);
+      if (static_cast<size_t>(rank) <= cpus.size()) pin(shared_->helpers.back(), cpus[rank - 1]);
+    }
+  } catch (...) {
+    stop();  // those that were begun
+    throw;
   }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
   shared_->ending.store(true, std::memory_order_release);
   shared_->started.advance();
   for (std::thread& helper : shared_->helpers) helper.join();
@@ -96,7 +104,7 @@ Pool::~Pool() {
 
 int Pool::size() const { return shared_->num_threads; }
 
-void Pool::run(const std::function<void(Team&)>& work) {
+void Pool::run(const std::function<void(Team&)>& work) noexcept {
   Team team(*this, shared_->seats.get(), 0, shared_->num_threads);
   shared_->work = &work;
   if (shared_->num_threads > 1) shared_->started.advance();

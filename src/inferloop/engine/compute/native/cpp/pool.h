@@ -71,7 +71,8 @@ class Team {
 /// num_threads - 1 helpers that live as long as the pool. Used from one thread at a time.
 class Pool {
  public:
-  /// `cpus`: where helper i is pinned to, cpus[i - 1] for i = 1 ..; empty: nowhere.
+  /// `cpus`: where helper i is pinned to, cpus[i - 1] for i = 1 ..; empty: nowhere. Throws std::system_error when the
+  /// system has no more threads.
   explicit Pool(int num_threads, const std::vector<int>& cpus = {});
   ~Pool();
   Pool(const Pool&) = delete;
@@ -79,12 +80,15 @@ class Pool {
 
   int size() const;
 
-  /// Run `work` on all threads, the caller's being rank 0; returns when all are done. `work` must not throw.
-  void run(const std::function<void(Team&)>& work);
+  /// Run `work` on all threads, the caller's being rank 0; returns when all are done. `work` must not throw: the others
+  /// would wait forever for whoever left, so it ends the process.
+  void run(const std::function<void(Team&)>& work) noexcept;
 
  private:
   friend class Team;
   struct Shared;
+  void stop();
+
   std::unique_ptr<Shared> shared_;
 };
 

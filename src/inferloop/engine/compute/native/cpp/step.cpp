@@ -103,7 +103,8 @@ void Step::reserve() {
     for (const AttentionWork& work : *works) scratch = std::max(scratch, work.scratch_bytes());
   if (wanted <= num_rows_ && scratch <= scratch_bytes_) return;
 
-  num_rows_ = std::max(wanted, num_rows_ + num_rows_ / 2);
+  const int num_rows = std::max(wanted, num_rows_ + num_rows_ / 2);
+  num_rows_ = 0;  // until there is memory for them
   scratch_bytes_ = std::max(scratch, scratch_bytes_);
   const size_t widest = std::max(model_.hidden_size, model_.q_size());
   // A block of rows by four tiles, or by a key and a value, is the least that a product is divided into.
@@ -111,11 +112,11 @@ void Step::reserve() {
   benches_.resize(pool_.size());
   const auto carve = [&](uint8_t* base) {
     Carver carver(base);
-    x_ = carver.take<float>(static_cast<size_t>(num_rows_) * model_.hidden_size);
-    q_ = carver.take<float>(static_cast<size_t>(num_rows_) * model_.q_size());
-    attended_ = carver.take<float>(static_cast<size_t>(num_rows_) * model_.q_size());
-    inputs_ = carver.take<uint8_t>(rows_bytes(num_rows_, widest));
-    units_ = carver.take<uint8_t>(rows_bytes(num_rows_, model_.ffn_size));
+    x_ = carver.take<float>(static_cast<size_t>(num_rows) * model_.hidden_size);
+    q_ = carver.take<float>(static_cast<size_t>(num_rows) * model_.q_size());
+    attended_ = carver.take<float>(static_cast<size_t>(num_rows) * model_.q_size());
+    inputs_ = carver.take<uint8_t>(rows_bytes(num_rows, widest));
+    units_ = carver.take<uint8_t>(rows_bytes(num_rows, model_.ffn_size));
     for (Bench& bench : benches_) {
       bench.inputs = carver.take<uint8_t>(rows_bytes(kFewRows, widest));
       bench.row = carver.take<float>(widest);
@@ -127,6 +128,7 @@ void Step::reserve() {
   pages_ = Pages();
   pages_ = Pages(carve(nullptr));
   carve(pages_.data());
+  num_rows_ = num_rows;
 }
 
 }  // namespace inferloop

@@ -38,6 +38,7 @@ class Floats {
   float* of(size_t size) {
     if (size > size_) {
       std::free(data_);
+      size_ = 0;
       data_ = static_cast<float*>(std::aligned_alloc(64, (size * sizeof(float) + 63) / 64 * 64));
       if (!data_) throw std::bad_alloc();
       size_ = size;
