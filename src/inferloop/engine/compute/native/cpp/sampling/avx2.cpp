@@ -78,7 +78,6 @@ inline Words right(Words v) { return _mm256_srli_epi32(v, kBits); }
 template <int kBits>
 inline Words left(Words v) { return _mm256_slli_epi32(v, kBits); }
 inline Floats converted(Words v) { return _mm256_cvtepi32_ps(v); }
-inline Words converted(Floats v) { return _mm256_cvtps_epi32(v); }
 
 /// Sums of whole numbers, rounded to nearest even: what is added to a double makes them its last bits.
 struct Sum {
@@ -144,7 +143,8 @@ constexpr int kPhilox = 2;  // registers of words at once
 namespace inferloop {
 
 const SamplingKernels& avx2_sampling() {
-  static constexpr SamplingKernels kernels = {maxima, find, count_above, allow, collect, keep, weigh, draw, gumbel};
+  static constexpr SamplingKernels kernels = {maxima,      find, count_above, allow, collect,
+                                              collect_ids, keep, weigh,       draw,  gumbel};
   return kernels;
 }
 

@@ -63,7 +63,6 @@ inline Words right(Words v) { return _mm512_srli_epi32(v, kBits); }
 template <int kBits>
 inline Words left(Words v) { return _mm512_slli_epi32(v, kBits); }
 inline Floats converted(Words v) { return _mm512_cvtepi32_ps(v); }
-inline Words converted(Floats v) { return _mm512_cvtps_epi32(v); }
 
 /// Sums of whole numbers, rounded to nearest even.
 struct Sum {
@@ -120,7 +119,8 @@ constexpr int kPhilox = 2;  // registers of words at once
 namespace inferloop {
 
 const SamplingKernels& avx512_sampling() {
-  static constexpr SamplingKernels kernels = {maxima, find, count_above, allow, collect, keep, weigh, draw, gumbel};
+  static constexpr SamplingKernels kernels = {maxima,      find, count_above, allow, collect,
+                                              collect_ids, keep, weigh,       draw,  gumbel};
   return kernels;
 }
 

@@ -62,7 +62,7 @@ float smallest_of_run(const SamplingKernels& kernels, Lists lists, int n, float 
 float smallest_of_run(const SamplingKernels& kernels, const FullRow& row, float temperature, const Measure& measure,
                       int64_t target, const Lists& lists) {
   const auto values_from = [&](float low) {
-    return kernels.collect(row.logits, row.maxima, row.num_spans, temperature, low, lists.first, nullptr);
+    return kernels.collect(row.logits, row.maxima, row.num_spans, temperature, low, lists.first);
   };
   for (float depth = 2.0f; depth <= 1024.0f; depth *= 2.0f) {
     const float low = std::max(measure.best - depth, -FLT_MAX);  // never as low as what is forbidden
@@ -89,7 +89,7 @@ float threshold(const SamplingKernels& kernels, const FullRow& row, float temper
   if (top_p < 1.0f) {
     int64_t whole;
     if (low > kNone) {
-      const int n = kernels.collect(row.logits, row.maxima, row.num_spans, temperature, low, lists.first, nullptr);
+      const int n = kernels.collect(row.logits, row.maxima, row.num_spans, temperature, low, lists.first);
       whole = kernels.weigh(lists.first, n, 1.0f, best);
     } else {
       whole = kernels.weigh(row.logits, row.num_spans * kSpan, temperature, best);
@@ -104,15 +104,15 @@ void likeliest(const SamplingKernels& kernels, const FullRow& row, int count, in
                const Lists& lists) {
   if (count == 0) return;
   const float last = smallest_of_run(kernels, row, 1.0f, {false, row.best}, count, lists);
-  const int n = kernels.collect(row.logits, row.maxima, row.num_spans, 1.0f, std::max(last, -FLT_MAX), lists.first,
-                                lists.ids);
+  const int n =
+      kernels.collect_ids(row.logits, row.maxima, row.num_spans, std::max(last, -FLT_MAX), lists.ids);
   int taken = 0;
   for (int i = 0; i < n; ++i)
-    if (lists.first[i] > last) lists.second[taken] = lists.first[i], ids[taken++] = lists.ids[i];
+    if (row.logits[lists.ids[i]] > last) ids[taken++] = lists.ids[i];
   for (int i = 0; i < n && taken < count; ++i)
-    if (lists.first[i] == last) lists.second[taken] = lists.first[i], ids[taken++] = lists.ids[i];
+    if (row.logits[lists.ids[i]] == last) ids[taken++] = lists.ids[i];
   for (int id = 0; taken < count && id < row.num_spans * kSpan; ++id)  // what is forbidden may be asked for all the same
-    if (!(row.logits[id] >= -FLT_MAX)) lists.second[taken] = row.logits[id], ids[taken++] = id;
+    if (!(row.logits[id] >= -FLT_MAX)) ids[taken++] = id;
   const auto number = [](float logit) { return logit >= -FLT_MAX ? logit : kNone; };
   std::sort(ids, ids + count, [&](int32_t a, int32_t b) {
     const float of_a = number(row.logits[a]), of_b = number(row.logits[b]);

@@ -38,10 +38,12 @@ struct SamplingKernels {
   /// What bit j of word w does not allow becomes -infinity: entry 32 w + j of words 0 .. num_words - 1.
   void (*allow)(float* row, const uint32_t* words, int num_words);
 
-  /// values, and unless null ids, of the entries with row[i] / temperature >= low, in the order of the row; a value is
-  /// the quotient. `maxima` are whole spans as well. Returns how many.
-  int (*collect)(const float* row, const float* maxima, int num_spans, float temperature, float low, float* values,
-                 int32_t* ids);
+  /// The quotients row[i] / temperature that are at least `low`, in their order. `maxima` are whole spans as well.
+  /// Returns how many.
+  int (*collect)(const float* row, const float* maxima, int num_spans, float temperature, float low, float* values);
+
+  /// The ids of logits that are at least `low`, ascending, as `collect` at temperature 1 finds them.
+  int (*collect_ids)(const float* row, const float* maxima, int num_spans, float low, int32_t* ids);
 
   /// The values with low <= x[i] < high, in their order. `out` may be x. Returns how many.
   int (*keep)(const float* x, int n, float low, float high, float* out);

@@ -33,18 +33,22 @@ void allow(float* row, const uint32_t* words, int num_words) {
     if (!(words[i / 32] >> (i % 32) & 1)) row[i] = -INFINITY;
 }
 
-int collect(const float* row, const float* maxima, int num_spans, float temperature, float low, float* values,
-            int32_t* ids) {
+int collect(const float* row, const float* maxima, int num_spans, float temperature, float low, float* values) {
   int count = 0;
   for (int s = 0; s < num_spans; ++s) {
     if (!(maxima[s] / temperature >= low)) continue;
-    for (int i = s * kSpan; i < (s + 1) * kSpan; ++i) {
-      const float scaled = row[i] / temperature;
-      if (!(scaled >= low)) continue;
-      values[count] = scaled;
-      if (ids) ids[count] = i;
-      ++count;
-    }
+    for (int i = s * kSpan; i < (s + 1) * kSpan; ++i)
+      if (const float scaled = row[i] / temperature; scaled >= low) values[count++] = scaled;
+  }
+  return count;
+}
+
+int collect_ids(const float* row, const float* maxima, int num_spans, float low, int32_t* ids) {
+  int count = 0;
+  for (int s = 0; s < num_spans; ++s) {
+    if (!(maxima[s] >= low)) continue;
+    for (int i = s * kSpan; i < (s + 1) * kSpan; ++i)
+      if (row[i] >= low) ids[count++] = i;
   }
   return count;
 }
@@ -134,7 +138,8 @@ void gumbel(const NoiseKey& key, int id_begin, int n, float* out) {
 }  // namespace
 
 const SamplingKernels& scalar_sampling() {
-  static constexpr SamplingKernels kernels = {maxima, find, count_above, allow, collect, keep, weigh, draw, gumbel};
+  static constexpr SamplingKernels kernels = {maxima,      find, count_above, allow, collect,
+                                              collect_ids, keep, weigh,       draw,  gumbel};
   return kernels;
 }
 

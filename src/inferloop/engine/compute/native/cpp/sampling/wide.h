@@ -1,10 +1,16 @@
 // The kernels in terms of a level's registers: included by the file of a level, after what it builds on.
 #pragma once
 
+#include <cfloat>
+#include <cmath>
+
 namespace inferloop {
 namespace {
 
 constexpr int kParts = kSpan / kLanes;  // registers in a span
+
+/// Lanes i, i + 1, ... of a list that ends at n.
+inline Lanes lanes_of(int i, int n) { return n - i >= kLanes ? (1u << kLanes) - 1 : (1u << (n - i)) - 1; }
 
 void maxima(const float* row, int num_spans, float* out) {
   for (int s = 0; s < num_spans; ++s, row += kSpan) {
@@ -36,27 +42,53 @@ void allow(float* row, const uint32_t* words, int num_words) {
     }
 }
 
-int collect(const float* row, const float* maxima, int num_spans, float temperature, float low, float* values,
-            int32_t* ids) {
+/// Call take(i) for the registers of the spans whose maximum / temperature is at least `low`.
+template <class Take>
+inline void each_register(const float* maxima, int num_spans, float temperature, float low, Take take) {
   const Floats divisor = spread(temperature), limit = spread(low);
-  int count = 0;
   for (int s = 0; s < num_spans; s += kLanes)
     for (Lanes spans = at_least(div(load(maxima + s), divisor), limit); spans; spans &= spans - 1) {
       const int first = (s + __builtin_ctz(spans)) * kSpan;
-      for (int i = first; i < first + kSpan; i += kLanes) {
-        const Floats scaled = div(load(row + i), divisor);
-        const Lanes hits = at_least(scaled, limit);
-        if (!hits) continue;
-        pack(values + count, scaled, hits);
-        if (ids) pack_ids(ids + count, i, hits);
-        count += __builtin_popcount(hits);
-      }
+      for (int part = 0; part < kParts; ++part) take(first + part * kLanes);
     }
+}
+
+// Packing without asking whether there is anything to pack: a branch that nobody can predict costs more.
+
+int collect(const float* row, const float* maxima, int num_spans, float temperature, float low, float* values) {
+  const Floats divisor = spread(temperature), limit = spread(low);
+  // Nothing less can have a quotient of `low`. Only what passes is divided, as divisions are slow.
+  float least = low * temperature;
+  least -= std::fabs(least) * 1e-6f + 1e-30f;
+  const Floats enough = spread(temperature == 1.0f ? low : least >= -FLT_MAX ? least : -FLT_MAX);
+  int passed = 0;
+  each_register(maxima, num_spans, temperature, low, [&](int i) {
+    const Floats some = load(row + i);
+    const Lanes hits = at_least(some, enough);
+    pack(values + passed, some, hits);
+    passed += __builtin_popcount(hits);
+  });
+  if (temperature == 1.0f) return passed;
+  int count = 0;
+  for (int i = 0; i < passed; i += kLanes) {
+    const Floats scaled = div(load(values + i), divisor);
+    const Lanes hits = at_least(scaled, limit) & lanes_of(i, passed);
+    pack(values + count, scaled, hits);
+    count += __builtin_popcount(hits);
+  }
   return count;
 }
 
-/// Lanes i, i + 1, ... of a list that ends at n.
-inline Lanes lanes_of(int i, int n) { return n - i >= kLanes ? (1u << kLanes) - 1 : (1u << (n - i)) - 1; }
+int collect_ids(const float* row, const float* maxima, int num_spans, float low, int32_t* ids) {
+  const Floats limit = spread(low);
+  int count = 0;
+  each_register(maxima, num_spans, 1.0f, low, [&](int i) {
+    const Lanes hits = at_least(load(row + i), limit);
+    pack_ids(ids + count, i, hits);
+    count += __builtin_popcount(hits);
+  });
+  return count;
+}
 
 int keep(const float* x, int n, float low, float high, float* out) {
   const Floats least = spread(low), limit = spread(high);
@@ -64,7 +96,6 @@ int keep(const float* x, int n, float low, float high, float* out) {
   for (int i = 0; i < n; i += kLanes) {
     const Floats some = load(x + i);
     const Lanes hits = at_least(some, least) & above(limit, some) & lanes_of(i, n);
-    if (!hits) continue;
     pack(out + count, some, hits);
     count += __builtin_popcount(hits);
   }
@@ -75,19 +106,19 @@ int64_t weigh(const float* x, int n, float temperature, float best) {
   const Floats divisor = spread(temperature), most = spread(best);
   Sum sum;
   for (int i = 0; i < n; i += kLanes) {
-    Floats scaled = div(load(x + i), divisor);
+    Floats scaled = load(x + i);
+    if (temperature != 1.0f) scaled = div(scaled, divisor);
     if (n - i < kLanes) scaled = only(scaled, lanes_of(i, n));
     // As `weight` does it.
     const Floats d = larger(sub(scaled, most), spread(kNoWeight));
-    const Floats whole = sub(add(mul(d, spread(kLog2E)), spread(kRound)), spread(kRound));
+    const Floats shifted = add(mul(d, spread(kLog2E)), spread(kRound));
+    const Floats whole = sub(shifted, spread(kRound));
     const Floats r = sub(sub(d, mul(whole, spread(kLn2High))), mul(whole, spread(kLn2Low)));
-    Floats p = add(mul(spread(kExp4), r), spread(kExp3));
-    p = add(mul(p, r), spread(kExp2));
-    p = add(mul(p, r), spread(kExp1));
-    p = add(mul(p, r), spread(kExp0));
-    const Floats part = add(add(mul(p, mul(r, r)), r), spread(1.0f));
-    const Words exponent = add(converted(whole), spread(static_cast<uint32_t>(kWeightBits)));
-    sum.add(floats_of(add(bits_of(part), left<23>(exponent))));
+    const Floats square = mul(r, r);
+    const Floats upper = add(add(mul(r, spread(kExp3)), spread(kExp2)), mul(square, spread(kExp4)));
+    const Floats p = add(mul(upper, square), add(mul(r, spread(kExp1)), spread(kExp0)));
+    const Floats part = add(add(mul(p, square), r), spread(1.0f));
+    sum.add(floats_of(add(bits_of(part), left<23>(bits_of(shifted)))));
   }
   return sum.total();
 }
