@@ -7,7 +7,7 @@ In every round the machine is measured first: reading working sets as large as t
 multiplying. Then the engine runs each point, alone in this process: decoding at --batch streams, and prefilling
 --prefill tokens; greedy, random prompts. Every step of the runner is timed and set against what it had to move and to
 compute (core/step_cost, plan/roofline), at the bandwidth of the same round and the same working set. Printed are
-medians over the rounds of a step's mean.
+medians over the rounds, of the median step of a decode and of all steps of a prompt together.
 
 `attainable`: part after part, each as fast as memory or arithmetic lets it; `overlap`: all traffic behind all
 arithmetic. `share`: attainable over measured. `cycle`: with the host's work between two steps, and its share.
@@ -22,7 +22,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -144,8 +144,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Means over the steps of a point in one round; times in ms. What belongs to a prompt is a sum, however it was
-    cut."""
+    """Of a point in one round: the median step that decodes, or the steps of a prompt together, however it was cut.
+    Times in ms."""
 
     num_bytes: float
     ops: float
@@ -154,6 +154,7 @@ class Row:
     overlap: float
     measured: float
     cycle: float
+    """From the end of one step to that of the next; 0 for prompts, which have no such step."""
     parts: Mapping[str, tuple[float, float, str]]
     """Attainable, measured, bound."""
 
@@ -163,7 +164,7 @@ class Row:
 
     @property
     def cycle_share(self) -> float:
-        return self.attainable / self.cycle
+        return self.attainable / self.cycle if self.cycle else 0.0
 
 
 class Bench:
@@ -195,22 +196,22 @@ class Bench:
 
 
 def row_of(point: Point, steps: Sequence[Step], model: Model, roofs: Roofs) -> Row:
-    found = [(step, model.cost(step.load), model.attainable(step.load, roofs)) for step in steps]
-    num = 1 if point.output == 1 else len(steps)
-    moved = statistics.mean(cost.memory_bytes for _, cost, _ in found)
+    costs = [model.cost(step.load) for step in steps]
+    best = [model.attainable(step.load, roofs) for step in steps]
+    together: Callable[[Iterable[float]], float] = sum if point.output == 1 else statistics.median
     parts: dict[str, tuple[float, float, str]] = {}
     for name, phases in PHASES.items():
-        each = [next(part for part in best.parts if part.name == name) for _, _, best in found]
-        spent = sum(step.seconds * step.phases[phase] / step.ticks for step, _, _ in found for phase in phases)
-        parts[name] = (sum(p.seconds for p in each) / num * 1e3, spent / num * 1e3, each[0].bound)
+        each = [next(part for part in one.parts if part.name == name) for one in best]
+        spent = [step.seconds * sum(step.phases[phase] for phase in phases) / step.ticks for step in steps]
+        parts[name] = (together(p.seconds for p in each) * 1e3, together(spent) * 1e3, each[0].bound)
     return Row(
-        num_bytes=sum(cost.memory_bytes for _, cost, _ in found) / num,
-        ops=sum(cost.ops for _, cost, _ in found) / num,
-        bytes_per_s=roofs.read.at(moved),
-        attainable=sum(best.in_turn_s for _, _, best in found) / num * 1e3,
-        overlap=sum(best.overlapped_s for _, _, best in found) / num * 1e3,
-        measured=sum(step.seconds for step in steps) / num * 1e3,
-        cycle=sum(step.cycle_s for step in steps[1:]) / max(1, num - 1) * 1e3,
+        num_bytes=together(cost.memory_bytes for cost in costs),
+        ops=together(cost.ops for cost in costs),
+        bytes_per_s=statistics.median(roofs.read.at(cost.memory_bytes) for cost in costs),
+        attainable=together(one.in_turn_s for one in best) * 1e3,
+        overlap=together(one.overlapped_s for one in best) * 1e3,
+        measured=together(step.seconds for step in steps) * 1e3,
+        cycle=0.0 if point.output == 1 else together(step.cycle_s for step in steps[1:]) * 1e3,
         parts=parts,
     )
 

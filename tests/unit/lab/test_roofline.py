@@ -25,7 +25,7 @@ def model(embedded_model: ModelFiles) -> Model:
     return Model(header, WeightBytes.in_format(header.shape, "q4_1", "q8_0"), "int8", 23_040, "bf16")
 
 
-def test_a_decode_is_the_mean_of_its_steps(model: Model) -> None:
+def test_a_decode_is_its_median_step(model: Model) -> None:
     point = Point(streams=1, prompt=16, output=3)
     phases = {**NOTHING, "norm": 100, "qkv": 150, "sample": 500}
     steps = [Step(StepLoad.decode(1, past), 0.004, cycle, phases, 1000) for past, cycle in ((16, 9.0), (18, 0.005))]
