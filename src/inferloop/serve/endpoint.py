@@ -79,6 +79,11 @@ class Endpoint(ABC):
         """What answers one request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # In a task of its own: it is woken for every token, and each time the way to here, down all of routing and
+        # middleware, would have to be gone again. Cancelling this one cancels that one.
+        await asyncio.create_task(self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         attempt = Attempt(
             self._replica,

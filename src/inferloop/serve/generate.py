@@ -56,7 +56,7 @@ class _Answer(Answering):
     async def _stream(self, prepared: Prepared) -> None:
         """The headers go out with the first delta, so that what fails before it still gets its own status."""
         attempt, encoder, requests = self.attempt, prepared.encoder, prepared.requests
-        num_open, last = len(requests), b""
+        num_open, last, send = len(requests), b"", self.send
         async with contextlib.aclosing(generate_all(attempt.replica.generator, requests)) as deltas:
             async for index, delta in deltas:
                 attempt.on_delta(delta, index)
@@ -76,7 +76,7 @@ class _Answer(Answering):
                     else:
                         last = encoder.closing(index, finish, attempt.usage, attempt.timings(0))
                 if chunk:
-                    await send_body(self.send, chunk, more=True)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
         if num_open:
             public_finish(None)
         attempt.finish()
