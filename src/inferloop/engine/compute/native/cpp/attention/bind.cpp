@@ -2,9 +2,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
+#include <vector>
 
 #include "../pool.h"
 #include "attention.h"
@@ -67,8 +70,8 @@ void write(const std::string& isa, const std::string& format, Cache array, int l
 }
 
 /// Layers 0 .. num_layers - 1 of a step, `num_times` over, with the same queries and the results of the last: seconds of
-/// each time.
-nb::list attend(const std::string& isa, int num_threads, const std::string& format, Cache array, int num_layers,
+/// each layer, [num_times * num_layers].
+std::vector<double> attend(const std::string& isa, int num_threads, const std::string& format, Cache array, int num_layers,
                 Ints offsets, Ints first_positions, Table table, Heads q, Heads out, float scale, int window,
                 float soft_cap, int num_times) {
   const KvCache cache = cache_of(format, array, q.shape(2));
@@ -88,18 +91,28 @@ nb::list attend(const std::string& isa, int num_threads, const std::string& form
   const size_t scratch_bytes = (work.scratch_bytes() + 127) / 64 * 64;
   std::vector<uint8_t> memory(num_threads * scratch_bytes + 64);
   uint8_t* scratch = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
-  nb::list seconds;
-  for (int i = 0; i < num_times; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    pool.run([&](Team& team) {
-      for (int layer = 0; layer < num_layers; ++layer) {
-        team.each(work.num_tasks(), [&](int task) {
-          work.run(task, layer, q.data(), ld, out.data(), ld, scratch + team.rank() * scratch_bytes);
-        });
-        team.barrier();
-      }
-    });
-    seconds.append(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  // A layer ends when the first of the threads comes out of the barrier: the others may be kept from running.
+  using Clock = std::chrono::steady_clock;
+  std::vector<std::vector<Clock::time_point>> ends(num_threads);
+  pool.run([&](Team& team) {
+    std::vector<Clock::time_point>& mine = ends[team.rank()];
+    mine.push_back(Clock::now());
+    team.barrier();
+    for (int i = 0; i < num_times * num_layers; ++i) {
+      team.each(work.num_tasks(), [&](int task) {
+        work.run(task, i % num_layers, q.data(), ld, out.data(), ld, scratch + team.rank() * scratch_bytes);
+      });
+      team.barrier();
+      mine.push_back(Clock::now());
+    }
+  });
+  std::vector<double> seconds;
+  Clock::time_point begin;
+  for (size_t i = 0; i < ends[0].size(); ++i) {
+    Clock::time_point end = ends[0][i];
+    for (const auto& of_thread : ends) end = std::min(end, of_thread[i]);
+    if (i > 0) seconds.push_back(std::chrono::duration<double>(end - begin).count());
+    begin = end;
   }
   return seconds;
 }

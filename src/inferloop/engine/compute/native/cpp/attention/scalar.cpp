@@ -1,5 +1,5 @@
 // The reference: one row, one head, one key at a time, in the order that every other level repeats.
-#include "attention.h"
+#include "levels.h"
 #include "numbers.h"
 
 namespace inferloop {
