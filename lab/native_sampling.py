@@ -44,7 +44,7 @@ def plan_of(n: int, **wish: float) -> StepPlan:
         offsets=np.arange(n + 1, dtype=np.int32),
         token_ids=np.zeros(n, np.int32),
         first_positions=np.arange(300, 300 + n, dtype=np.int32),
-        block_tables=(np.zeros((n, 1), np.int32),),
+        block_tables=(np.zeros((n, 99), np.int32),),
         sample_rows=np.arange(n, dtype=np.int32),
         num_drafts=np.zeros(n, np.int32),
         sampling=SamplingColumns(seed=np.arange(n, dtype=np.uint64), **columns),

@@ -9,16 +9,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "../bind_plan.h"
 #include "../pool.h"
 #include "kernels.h"
 #include "sampling.h"
-#include "wishes.h"
 
 namespace nb = nanobind;
 
@@ -48,8 +49,11 @@ Isa level_of(const std::string& name) {
 class Bench {
  public:
   Bench(const std::string& isa, int vocab, int num_threads)
-      : vocab_(vocab), ld_((vocab + kSpan - 1) / kSpan * kSpan), pool_(num_threads),
-        sampler_(level_of(isa), vocab, num_threads) {}
+      : vocab_(vocab), ld_((vocab + kSpan - 1) / kSpan * kSpan), memory_(KvFormat::bf16, 1, 1, 1, kTile),
+        pool_(num_threads), sampler_(level_of(isa), vocab, num_threads) {
+    model_.vocab_size = vocab;
+    model_.num_positions = std::numeric_limits<int>::max();
+  }
 
   void load(const Logits& logits) {
     if (static_cast<int>(logits.shape(1)) != vocab_) throw std::invalid_argument("rows are as wide as the vocabulary");
@@ -60,11 +64,11 @@ class Bench {
 
   nb::object run(nb::handle step_plan, const std::optional<Mask>& mask, const std::optional<Slices>& slices,
                  int rows_at_once, int ids_at_once) {
-    const PlanWishes of_plan = wishes_of(step_plan);
+    plan_.read(step_plan, model_, memory_);
     double consuming = 0, finishing = 0;
     {
       nb::gil_scoped_release release;
-      sampler_.begin(of_plan.plan, of_plan.wishes);
+      sampler_.begin(plan_.input.plan, plan_.wishes);
       if (logits_.size() < sampler_.num_rows() * ld_) throw std::invalid_argument("fewer logits than rows");
       for (int b = 0; b < sampler_.num_batches(); ++b) {
         const auto start = std::chrono::steady_clock::now();
@@ -91,6 +95,7 @@ class Bench {
     found["top_offsets"] = vector_of(sampler_.top_offsets(), num_rows + 1);
     found["top_ids"] = vector_of(sampler_.top_ids(), num_top);
     found["top_logprobs"] = vector_of(sampler_.top_logprobs(), num_top);
+    plan_.views.clear();
     found["seconds"] = nb::make_tuple(consuming, finishing);
     return found;
   }
@@ -121,6 +126,9 @@ class Bench {
   const int vocab_;
   const size_t ld_;
   std::vector<float> logits_;
+  Model model_;  // what a plan is checked against: any position, and one block
+  KvMemory memory_;
+  HeldPlan plan_;
   Pool pool_;
   Sampler sampler_;
 };
