@@ -62,20 +62,28 @@ template <class Kind, int R, int T>
     for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + r * ld_out + t * kTile, sums[r][t]);
 }
 
+constexpr ptrdiff_t kRowBytes = 256 << 10;  // of rows that stay in the L2 cache while tiles pass by
+
 template <class Kind>
 void float_multiply(const Matrix& w, const Rows& x, int tile_begin, int tile_end, float* out, size_t ld_out) {
   constexpr int kMaxRows = 6, kMaxTiles = 4;
-  for (int t = tile_begin; t < tile_end;) {
-    const uint8_t* tiles = w.data + t * w.tile_bytes;
-    const int num_tiles = tile_end - t < kMaxTiles ? tile_end - t : kMaxTiles;
-    with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
-      each_block<kMaxRows>(x.m, [&](int row, auto rows) {
-        float_block<Kind, decltype(rows)::value, decltype(tile_count)::value>(
-            tiles, w.tile_bytes, Kind::rows(x) + static_cast<ptrdiff_t>(row) * w.k, w.k, out + row * ld_out, ld_out);
+  const ptrdiff_t k = w.k, fitting = kRowBytes / (k * static_cast<ptrdiff_t>(sizeof(typename Kind::Number)));
+  const int chunk = fitting < kMaxRows ? kMaxRows : static_cast<int>(fitting / kMaxRows) * kMaxRows;
+  for (int first = 0; first < x.m; first += chunk, out += chunk * ld_out) {
+    const int m = x.m - first < chunk ? x.m - first : chunk;
+    const typename Kind::Number* numbers = Kind::rows(x) + first * k;
+    for (int t = tile_begin; t < tile_end;) {
+      const uint8_t* tiles = w.data + t * w.tile_bytes;
+      const int num_tiles = tile_end - t < kMaxTiles ? tile_end - t : kMaxTiles;
+      float* to = out + (t - tile_begin) * kTile;
+      with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
+        each_block<kMaxRows>(m, [&](int row, auto rows) {
+          float_block<Kind, decltype(rows)::value, decltype(tile_count)::value>(tiles, w.tile_bytes, numbers + row * k, k,
+                                                                                to + row * ld_out, ld_out);
+        });
       });
-    });
-    out += num_tiles * kTile;
-    t += num_tiles;
+      t += num_tiles;
+    }
   }
 }
 

@@ -14,7 +14,16 @@
 namespace inferloop {
 namespace {
 
-constexpr ptrdiff_t kAheadBytes = 8192;  // of the weights that are read to the ones that are prefetched
+// One or two rows are as fast as their weights come, so these are read in one stream and prefetched this far ahead. More
+// rows take longer to multiply than to fetch weights for: while all of them pass by two tiles, the next two come, evenly.
+constexpr int kStreamedRows = 2;
+constexpr ptrdiff_t kLeadBytes = 8192;
+
+/// What a block prefetches that does not stream: for each record `step` bytes more, from `at` on.
+struct Ahead {
+  const uint8_t* at;
+  ptrdiff_t step;
+};
 
 // (The forms with a mask are for gcc 12, which takes the plain ones' undefined operand for a mistake of ours.)
 [[gnu::always_inline]] inline __m512 numbers_at(const uint8_t* at, bool wide) {
@@ -24,7 +33,8 @@ constexpr ptrdiff_t kAheadBytes = 8192;  // of the weights that are read to the 
 
 template <int Bits, int Parts, bool HasMin, int R, int T>
 [[gnu::noinline]] void group_block(const RecordShape& record, const uint8_t* tiles, size_t tile_bytes,
-                                   const GroupRows& x, int row, float* out, size_t ld_out) {
+                                   const GroupRows& x, int row, Ahead ahead, float* out, size_t ld_out) {
+  constexpr bool kStreams = R <= kStreamedRows && T == 1;
   const ptrdiff_t n = x.num_records;
   const ptrdiff_t numbers = record.wide ? 64 : 32;
   const __m512i low = _mm512_set1_epi8(15);
@@ -37,8 +47,12 @@ template <int Bits, int Parts, bool HasMin, int R, int T>
   const int32_t* starts = x.starts + row * n * Parts;
   const float* code_sums = x.sums + row * n * Parts;
   for (ptrdiff_t g = 0; g < n; ++g) {
-    for (int t = 0; t < T; ++t)
-      for (int line = 0; line < Bits + Parts; ++line) _mm_prefetch(at + t * tile_bytes + kAheadBytes + line * 64, _MM_HINT_T0);
+    if (kStreams) {
+      for (int line = 0; line < Bits + Parts; ++line) _mm_prefetch(at + kLeadBytes + line * 64, _MM_HINT_T0);
+    } else {
+      for (ptrdiff_t line = 0; line < ahead.step; line += 64) _mm_prefetch(ahead.at + line, _MM_HINT_T0);
+      ahead.at += ahead.step;
+    }
     __m512i dots[R][T];
     __m512 worth[R][T];
 #pragma GCC unroll 2
@@ -103,11 +117,14 @@ struct GroupKernels {
     constexpr int kMaxRows = Parts == 1 ? 6 : 4, kMaxTiles = 2;
     for (int t = tile_begin; t < tile_end;) {
       const uint8_t* tiles = w.data + t * w.tile_bytes;
-      const int num_tiles = x.m == 1 || t + 1 == tile_end ? 1 : kMaxTiles;
+      const int num_tiles = x.m <= kStreamedRows || t + 1 == tile_end ? 1 : kMaxTiles;
+      const ptrdiff_t num_bytes = num_tiles * w.tile_bytes;
       with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
         each_block<kMaxRows>(x.m, [&](int row, auto rows) {
+          const Ahead ahead = {tiles + num_bytes + num_bytes * row / x.m,
+                               num_bytes * decltype(rows)::value / (x.m * x.num_records)};
           group_block<Bits, Parts, HasMin, decltype(rows)::value, decltype(tile_count)::value>(
-              record, tiles, w.tile_bytes, x, row, out + row * ld_out, ld_out);
+              record, tiles, w.tile_bytes, x, row, ahead, out + row * ld_out, ld_out);
         });
       });
       out += num_tiles * kTile;

@@ -135,10 +135,10 @@ struct SomeRows {
   }
 };
 
-double sweep(const std::string& isa, const std::vector<const Matrix*>& matrices, int m, int num_threads,
-             int tiles_per_task, int repeats) {
+std::vector<double> sweep(const std::string& isa, const std::vector<const Matrix*>& matrices, int m, int num_threads,
+             int max_tiles, int repeats) {
   const MatmulKernels& kernels = matmul_kernels(level_named(isa));
-  require(m > 0 && num_threads > 0 && tiles_per_task > 0 && repeats > 0, "counts are positive");
+  require(m > 0 && num_threads > 0 && max_tiles > 0 && repeats > 0, "counts are positive");
   nb::gil_scoped_release free;
   std::vector<SomeRows> memory(matrices.size());
   std::vector<Rows> rows;
@@ -154,23 +154,22 @@ double sweep(const std::string& isa, const std::vector<const Matrix*>& matrices,
   std::vector<int> cpus;
   for (int i = 1; i < num_threads; ++i) cpus.push_back(i);
   Pool pool(num_threads, cpus);
-  double best = 1e30;
+  std::vector<double> seconds;
   for (int i = 0; i < repeats; ++i) {
     const auto start = std::chrono::steady_clock::now();
     pool.run([&](Team& team) {
       for (size_t j = 0; j < matrices.size(); ++j) {
         const Matrix& w = *matrices[j];
         const size_t width = w.num_tiles() * kTile;
-        team.each((w.num_tiles() + tiles_per_task - 1) / tiles_per_task, [&](int task) {
-          const int begin = task * tiles_per_task, end = std::min(begin + tiles_per_task, w.num_tiles());
+        team.share(w.num_tiles(), max_tiles, [&](int begin, int end) {
           kernels.multiply(w, rows[j], begin, end, out.data() + begin * kTile, width, scratches[team.rank()].get());
         });
         team.barrier();
       }
     });
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
-  return best;
+  return seconds;
 }
 
 auto row(const std::string& isa, const Matrix& w, int output) {
@@ -199,9 +198,9 @@ void bind_matmul(nb::module_& m) {
   m.def("multiply_bf16", multiply_bf16, "isa"_a, "w"_a, "x"_a, "tile_begin"_a, "tile_end"_a);
   m.def("multiply_q8", multiply_q8, "isa"_a, "w"_a, "codes"_a, "scales"_a, "sums"_a, "tile_begin"_a, "tile_end"_a,
         "[m, 16 * (tile_end - tile_begin)] fp32.");
-  m.def("sweep", sweep, "isa"_a, "matrices"_a, "m"_a, "num_threads"_a, "tiles_per_task"_a, "repeats"_a,
-        "Seconds that the products of all matrices with m rows take, one after the other as in a step; the best time. The "
-        "caller should be pinned to CPU 0; its helpers are pinned to 1, 2, ...");
+  m.def("sweep", sweep, "isa"_a, "matrices"_a, "m"_a, "num_threads"_a, "max_tiles"_a, "repeats"_a,
+        "Seconds that the products of all matrices with m rows take, one after the other and divided as in a step, "
+        "`repeats` times. The caller should be pinned to CPU 0; its helpers are pinned to 1, 2, ...");
   m.def("row", row, "isa"_a, "w"_a, "output"_a, "The weights of one output.");
 }
 
