@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inferloop.engine.compute.native import _native
 
-attention: Any = _native.attention  # type: ignore[attr-defined]
+attention: Any = _native.attention
 LAYERS, QUERY_HEADS, KV_HEADS, DIM, BLOCK = 30, 9, 3, 64, 16
 
 

@@ -2,7 +2,7 @@
 // the same. A level brings
 //
 //   Dots     sums of products of codes (of keys unsigned, of values signed) and 15-bit numbers, 4 neighbours at a time
-//     Sums                                     16 of them
+//     Part, kParts                             16 of them
 //     encode_query(x, count, at, to)           16 whole numbers, -kQuerySteps .. kQuerySteps, in its form: numbers at,
 //                                              at + 1, ... of the `count` that begin at `to`
 //     encode_weight(x, count, at, to)          the same for 0 .. kWeightSteps
@@ -14,6 +14,7 @@
 #pragma once
 
 #include "flash.h"
+#include "repeat.h"
 
 namespace inferloop {
 namespace {
@@ -21,7 +22,7 @@ namespace {
 template <class Lanes, class Dots, int num_queries, int num_vectors>
 struct Codes {
   using Floats = typename Lanes::Floats;
-  using Sums = typename Dots::Sums;
+  using Part = typename Dots::Part;
 
   static constexpr int kQueries = num_queries;
   static constexpr int kTile = num_vectors;
@@ -60,11 +61,11 @@ struct Codes {
   [[gnu::noinline]] static void scores(const uint8_t* const* keys, const uint8_t* const* ahead, int dim,
                                        const uint8_t* queries, float* to) {
     const size_t size = query_bytes(dim);
-    Sums sums[n][blocks] = {};
+    Part sums[n][blocks][Dots::kParts] = {};
     const uint8_t* from[blocks];
-#pragma GCC unroll 4
-    for (int b = 0; b < blocks; ++b) from[b] = keys[b];
-    int at = 0;  // 64 bytes of codes for 4 dimensions
+    repeat<blocks>([&] EACH(auto b) { from[b] = keys[b]; });
+    size_t at = 0;  // 64 bytes of codes for 4 dimensions
+    const uint8_t* q = queries;
     for (int part = 0; part < blocks; ++part) {
       const uint8_t* fetch = ahead[part];
       if (fetch) fetch_line(fetch + 32 * dim);  // scales
@@ -72,97 +73,86 @@ struct Codes {
         fetch_bytes(fetch, size_t{16} * dim);
         fetch = nullptr;
       }
-      const int end = blocks == kTile ? at + dim / blocks : dim;
-      for (; at < end; at += 4) {
+      const size_t end = blocks == kTile ? at + 16 * dim / blocks : 16 * dim;
+      for (; at < end; at += 64, q += 4 * Dots::kBytes) {
         if (fetch) {
-#pragma GCC unroll 4
-          for (int i = 0; i < blocks; ++i) fetch_line(fetch + i * 64);
+          repeat<blocks>([&] EACH(auto i) { fetch_line(fetch + i * 64); });
           fetch += blocks * 64;
         }
-        Dots::template add<false, n, blocks>(from, at * 16, queries + at * Dots::kBytes, size, dim, sums);
+        Dots::template add<false, n, blocks>(from, at, q, size, dim, sums);
       }
     }
-#pragma GCC unroll 4
-    for (int b = 0; b < blocks; ++b) {
-      const Floats scales = Lanes::widen(reinterpret_cast<const Bf16*>(keys[b] + 32 * dim));
-#pragma GCC unroll 8
-      for (int j = 0; j < n; ++j) {
-        Tail tail;
-        std::memcpy(&tail, queries + j * size + 2 * dim, sizeof tail);
+    repeat<n>([&] EACH(auto j) {
+      Tail tail;
+      std::memcpy(&tail, queries + j * size + 2 * dim, sizeof tail);
+      repeat<blocks>([&] EACH(auto b) {
         const Floats dot = Lanes::to_floats(Dots::total(sums[j][b], tail.correction));
+        const Floats scales = Lanes::widen(reinterpret_cast<const Bf16*>(from[b] + 32 * dim));
         Lanes::store(to + j * kRange + b * kBlock, Lanes::mul(dot, Lanes::mul(scales, Lanes::all(tail.step))));
-      }
-    }
+      });
+    });
   }
 
   template <int n>
   [[gnu::noinline]] static void weigh(float* scores, const Keys& keys, int dim, const float* m, float* sum,
                                       uint8_t* to) {
     const int num_blocks = keys.num_blocks();
-    Floats sums[n], most[n];
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j) sums[j] = most[j] = Lanes::zero();
+    Floats sums[n], most[n], inverse[n];
+    repeat<n>([&] EACH(auto j) { sums[j] = most[j] = Lanes::zero(); });
     for (int b = 0; b < num_blocks; ++b) {
       const int count = keys.end - keys.first - b * kBlock;
       Floats scales = Lanes::widen(reinterpret_cast<const Bf16*>(keys.blocks[b] + 32 * dim) + kBlock);
       if (count < kBlock) scales = Lanes::only(0, count, scales, Lanes::zero());  // beyond, they may be anything
-#pragma GCC unroll 8
-      for (int j = 0; j < n; ++j) {
+      repeat<n>([&] EACH(auto j) {
         float* at = scores + j * kRange + b * kBlock;
         const Floats p = Lanes::exp2(Lanes::sub(Lanes::load(at), Lanes::all(m[j])));
         sums[j] = Lanes::add(sums[j], p);
         const Floats scaled = Lanes::mul(p, scales);
         most[j] = Lanes::max(most[j], scaled);
         Lanes::store(at, scaled);
-      }
+      });
     }
-    Floats inverse[n];
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j) {
+    repeat<n>([&] EACH(auto j) {
       sum[j] = Lanes::sum(sums[j]);
       const float largest = Lanes::largest(most[j]);
       const bool none = largest < kLeastWeight;
       inverse[j] = Lanes::all(none ? 0 : kWeightSteps / largest);
       const float unit = none ? 0 : largest * (1.0f / kWeightSteps);
       std::memcpy(to + j * weight_bytes + 2 * kRange, &unit, sizeof unit);
-    }
+    });
     for (int b = 0; b < num_blocks; ++b)
-#pragma GCC unroll 8
-      for (int j = 0; j < n; ++j) {
+      repeat<n>([&] EACH(auto j) {
         const Floats x = Lanes::load(scores + j * kRange + b * kBlock);
         Dots::encode_weight(Lanes::to_ints(Lanes::mul(x, inverse[j])), kRange, b * kBlock, to + j * weight_bytes);
-      }
+      });
   }
 
   template <int n, int vectors>
   [[gnu::noinline]] static void values(const Keys& keys, const uint8_t* const* ahead, int dim, int vector,
                                        const uint8_t* weights, float* to, int ld) {
     const size_t offset = size_t{16} * dim + vector * 64, stride = size_t{4} * dim;
-    Sums sums[n][vectors] = {};
+    Part sums[n][vectors][Dots::kParts] = {};
     const int count = keys.end - keys.first, num_blocks = keys.num_blocks();
+    const uint8_t* p = weights;
     for (int b = 0; b < num_blocks; ++b) {
       const uint8_t* from[vectors];
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) from[v] = keys.blocks[b] + offset + v * 64;
+      repeat<vectors>([&] EACH(auto v) { from[v] = keys.blocks[b] + offset + v * 64; });
       const uint8_t* fetch = ahead[b];
       const int num_keys = count - b * kBlock < kBlock ? count - b * kBlock : kBlock;
-      for (int key = 0; key < num_keys; key += 4) {  // weights of what lies beyond are zero
-        const size_t at = key / 4 * stride;
-        if (fetch)
-          for (size_t line = 0; line < stride; line += 64) fetch_line(fetch + at + line);
-        Dots::template add<true, n, vectors>(from, at, weights + (b * kBlock + key) * Dots::kBytes, weight_bytes,
-                                             kRange, sums);
+      size_t at = 0;
+      for (int key = 0; key < num_keys; key += 4, at += stride, p += 4 * Dots::kBytes) {
+        if (fetch) fetch_bytes(fetch + at, stride);
+        Dots::template add<true, n, vectors>(from, at, p, weight_bytes, kRange, sums);  // weights beyond are zero
       }
     }
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j) {
+    repeat<n>([&] EACH(auto j) {
       float unit;
       std::memcpy(&unit, weights + j * weight_bytes + 2 * kRange, sizeof unit);
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v)
-        Lanes::store(to + j * ld + (vector + v) * 16,
-                     Lanes::mul(Lanes::to_floats(Dots::total(sums[j][v], 0)), Lanes::all(unit)));
-    }
+      repeat<vectors>([&] EACH(auto v) {
+        const Floats dot = Lanes::to_floats(Dots::total(sums[j][v], 0));
+        Lanes::store(to + j * ld + (vector + v) * 16, Lanes::mul(dot, Lanes::all(unit)));
+      });
+    });
   }
 };
 

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "lanes512.h"
+#include "repeat.h"
 
 namespace inferloop {
 namespace {
 
 struct Dots {
-  struct Sums {
-    __m512i upper, lower;
-  };
+  using Part = __m512i;
+  static constexpr int kParts = 2;  // of the upper 8 bits, of the lower 7
   static constexpr int kBytes = 1;  // the lower parts of all numbers follow the upper ones
 
   /// Both parts are signed: the upper one is rounded.
@@ -27,24 +27,21 @@ struct Dots {
 
   template <bool is_signed, int n, int vectors>
   [[gnu::always_inline]] static inline void add(const uint8_t* const* from, size_t at, const uint8_t* x, size_t size,
-                                                size_t count, Sums (&sums)[n][vectors]) {
+                                                size_t count, Part (&sums)[n][vectors][kParts]) {
     __m512i codes[vectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) codes[v] = _mm512_loadu_si512(from[v] + at);
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j) {
-      const __m512i high = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x + j * size));
-      const __m512i low = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x + j * size + count));
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) {
-        sums[j][v].upper = dot<is_signed>(sums[j][v].upper, codes[v], high);
-        sums[j][v].lower = dot<is_signed>(sums[j][v].lower, codes[v], low);
-      }
-    }
+    repeat<vectors>([&] EACH(auto v) { codes[v] = _mm512_loadu_si512(from[v] + at); });
+    repeat<n>([&] EACH(auto j) {
+      const __m512i upper = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x + j * size));
+      const __m512i lower = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x + j * size + count));
+      repeat<vectors>([&] EACH(auto v) {
+        sums[j][v][0] = dot<is_signed>(sums[j][v][0], codes[v], upper);
+        sums[j][v][1] = dot<is_signed>(sums[j][v][1], codes[v], lower);
+      });
+    });
   }
 
-  static __m512i total(const Sums& sums, int32_t more) {
-    return _mm512_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(sums.upper, 7), sums.lower), _mm512_set1_epi32(more));
+  [[gnu::always_inline]] static inline __m512i total(const Part (&sums)[kParts], int32_t more) {
+    return _mm512_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(sums[0], 7), sums[1]), _mm512_set1_epi32(more));
   }
 
  private:
@@ -55,7 +52,10 @@ struct Dots {
   /// Of the two factors one must be unsigned: codes of keys are, and the weights that meet values.
   template <bool is_signed>
   static __m512i dot(__m512i sum, __m512i codes, __m512i x) {
-    return is_signed ? _mm512_dpbusd_epi32(sum, x, codes) : _mm512_dpbusd_epi32(sum, codes, x);
+    // gcc 12 moves the sums of its own intrinsic about, through memory.
+    if (is_signed) asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(codes));
+    else asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
+    return sum;
   }
 };
 

@@ -1,8 +1,6 @@
 // What to bring into the cache while something else is computed.
 #pragma once
 
-#include <cstring>
-
 #include "attention.h"
 
 namespace inferloop {
@@ -45,8 +43,6 @@ class Fetch {
  public:
   static constexpr int kMost = 2 * kRangeBlocks + kAhead + 4;
 
-  Fetch() { std::memset(ahead_, 0, sizeof ahead_); }
-
   void begin(const Keys& keys, size_t half_bytes, const Keys* next) {
     int count = 0;
     const int num_blocks = keys.num_blocks();
@@ -54,16 +50,20 @@ class Fetch {
     for (int b = 0; b < num_blocks; ++b) ahead_[count++] = keys.blocks[b] + half_bytes;
     for (int b = 0; next && b < next->num_blocks() && b < kAhead; ++b) ahead_[count++] = next->blocks[b];
     while (count < kMost) ahead_[count++] = nullptr;
+    active_ = true;
   }
 
-  void end() { std::memset(ahead_, 0, sizeof ahead_); }
+  void end() { active_ = false; }
 
   /// For the keys of block b, and for its values when there are num_blocks.
-  const uint8_t* const* keys(int b) const { return ahead_ + b + kAhead; }
-  const uint8_t* const* values(int num_blocks) const { return ahead_ + num_blocks + kAhead; }
+  const uint8_t* const* keys(int b) const { return active_ ? ahead_ + b + kAhead : kNothing; }
+  const uint8_t* const* values(int num_blocks) const { return active_ ? ahead_ + num_blocks + kAhead : kNothing; }
 
  private:
+  static constexpr const uint8_t* kNothing[kRangeBlocks] = {};
+
   const uint8_t* ahead_[kMost];
+  bool active_ = false;
 };
 
 }  // namespace

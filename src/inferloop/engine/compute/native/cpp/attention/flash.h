@@ -16,6 +16,7 @@
 
 #include "fetch.h"
 #include "numbers.h"
+#include "repeat.h"
 
 namespace inferloop {
 namespace {
@@ -116,6 +117,8 @@ class Flash {
       const Span& span = *span_.next;
       const Keys next = Keys::of(span, span.range_begin, span.position, span.position);
       fetch_.begin(keys, half_bytes, &next);
+      for (int row = 0; row < span.num_rows; ++row)
+        for (int d = 0; d < span.group * dim_; d += 16) __builtin_prefetch(span.q + row * span.ld_q + d, 0, 2);
     } else {
       fetch_.begin(keys, half_bytes, nullptr);
     }
@@ -177,13 +180,10 @@ class Flash {
   template <int n>
   void find_most(int num_blocks, float* m) {
     Floats most[n];
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j) most[j] = Lanes::load(scores_ + j * kRange);
+    repeat<n>([&] EACH(auto j) { most[j] = Lanes::load(scores_ + j * kRange); });
     for (int b = 1; b < num_blocks; ++b)
-#pragma GCC unroll 8
-      for (int j = 0; j < n; ++j) most[j] = Lanes::max(most[j], Lanes::load(scores_ + j * kRange + b * kBlock));
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j) m[j] = larger(kLowest, Lanes::largest(most[j]));
+      repeat<n>([&] EACH(auto j) { most[j] = Lanes::max(most[j], Lanes::load(scores_ + j * kRange + b * kBlock)); });
+    repeat<n>([&] EACH(auto j) { m[j] = larger(kLowest, Lanes::largest(most[j])); });
   }
 
   /// Fold the range into what there is, as fold_range() does, or finish when it is the only one.

@@ -3,6 +3,7 @@
 
 #include "flash.h"
 #include "lanes512.h"
+#include "repeat.h"
 
 namespace inferloop {
 namespace {
@@ -33,8 +34,7 @@ struct HalvesBf16 {
                                        const uint8_t* queries, float* to) {
     const size_t stride = query_bytes(dim);
     const uint8_t* from[blocks];
-#pragma GCC unroll 4
-    for (int b = 0; b < blocks; ++b) from[b] = keys[b];
+    repeat<blocks>([&] EACH(auto b) { from[b] = keys[b]; });
     __m512 sums[n][blocks] = {};
     size_t at = 0;  // 64 bytes of keys for 2 dimensions
     for (int part = 0; part < blocks; ++part) {
@@ -44,27 +44,22 @@ struct HalvesBf16 {
         fetch = nullptr;
       }
       const size_t end = blocks == kTile ? at + dim * 8 : dim * 32;
-      for (; at < end; at += 64) {
+      for (; at < end; at += 64, queries += 4) {
         if (fetch) {
-#pragma GCC unroll 4
-          for (int i = 0; i < 4; ++i) fetch_line(fetch + i * 64);
+          repeat<4>([&] EACH(auto i) { fetch_line(fetch + i * 64); });
           fetch += 256;
         }
         __m512bh key[blocks];
-#pragma GCC unroll 4
-        for (int b = 0; b < blocks; ++b) key[b] = (__m512bh)_mm512_loadu_si512(from[b] + at);
-#pragma GCC unroll 6
-        for (int j = 0; j < n; ++j) {
-          const __m512bh q = pair(queries + j * stride + at / 16);
-#pragma GCC unroll 4
-          for (int b = 0; b < blocks; ++b) sums[j][b] = _mm512_dpbf16_ps(sums[j][b], key[b], q);
-        }
+        repeat<blocks>([&] EACH(auto b) { key[b] = (__m512bh)_mm512_loadu_si512(from[b] + at); });
+        repeat<n>([&] EACH(auto j) {
+          const __m512bh q = pair(queries + j * stride);
+          repeat<blocks>([&] EACH(auto b) { sums[j][b] = _mm512_dpbf16_ps(sums[j][b], key[b], q); });
+        });
       }
     }
-#pragma GCC unroll 6
-    for (int j = 0; j < n; ++j)
-#pragma GCC unroll 4
-      for (int b = 0; b < blocks; ++b) _mm512_storeu_ps(to + j * kRange + b * kBlock, sums[j][b]);
+    repeat<n>([&] EACH(auto j) {
+      repeat<blocks>([&] EACH(auto b) { _mm512_storeu_ps(to + j * kRange + b * kBlock, sums[j][b]); });
+    });
   }
 
   static __m512 p_of(const float* scores, float m) {
@@ -77,45 +72,36 @@ struct HalvesBf16 {
     const int num_blocks = keys.num_blocks();
     __m512 sums[n] = {};
     int b = 0;
-    for (; b + 2 <= num_blocks; b += 2) {
-#pragma GCC unroll 6
-      for (int j = 0; j < n; ++j) {
+    for (; b + 2 <= num_blocks; b += 2)
+      repeat<n>([&] EACH(auto j) {
         const __m512 p0 = p_of(scores + j * kRange + b * kBlock, m[j]);
         const __m512 p1 = p_of(scores + j * kRange + (b + 1) * kBlock, m[j]);
         sums[j] = _mm512_add_ps(_mm512_add_ps(sums[j], p0), p1);
         _mm512_storeu_si512(to + j * weight_bytes + b * 32, (__m512i)_mm512_cvtne2ps_pbh(p1, p0));
-      }
-    }
-    if (b < num_blocks) {
-#pragma GCC unroll 6
-      for (int j = 0; j < n; ++j) {
+      });
+    if (b < num_blocks)
+      repeat<n>([&] EACH(auto j) {
         const __m512 p = p_of(scores + j * kRange + b * kBlock, m[j]);
         sums[j] = _mm512_add_ps(sums[j], p);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + j * weight_bytes + b * 32),
-                            (__m256i)_mm512_cvtneps_pbh(p));
-      }
-    }
-#pragma GCC unroll 6
-    for (int j = 0; j < n; ++j) sum[j] = Lanes::sum(sums[j]);
+        const __m256i halves = (__m256i)_mm512_cvtneps_pbh(p);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + j * weight_bytes + b * 32), halves);
+      });
+    repeat<n>([&] EACH(auto j) { sum[j] = Lanes::sum(sums[j]); });
   }
 
-  /// Two keys. `keep` clears the second where it is none: it may be anything, and 0 * NaN is NaN.
+  /// Two keys, or one: what stands in the place of the second may be anything, and 0 * NaN is NaN.
   template <int n, int vectors, bool both>
   [[gnu::always_inline]] static inline void add_pair(const uint8_t* from, const uint8_t* weights,
                                                      __m512 (&sums)[n][vectors]) {
     __m512bh value[vectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) {
-      __m512i bits = _mm512_loadu_si512(from + v * 64);
-      if (!both) bits = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff));
-      value[v] = (__m512bh)bits;
-    }
-#pragma GCC unroll 6
-    for (int j = 0; j < n; ++j) {
+    repeat<vectors>([&] EACH(auto v) {
+      const __m512i bits = _mm512_loadu_si512(from + v * 64);
+      value[v] = (__m512bh)(both ? bits : _mm512_and_si512(bits, _mm512_set1_epi32(0xffff)));
+    });
+    repeat<n>([&] EACH(auto j) {
       const __m512bh p = pair(weights + j * weight_bytes);
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) sums[j][v] = _mm512_dpbf16_ps(sums[j][v], value[v], p);
-    }
+      repeat<vectors>([&] EACH(auto v) { sums[j][v] = _mm512_dpbf16_ps(sums[j][v], value[v], p); });
+    });
   }
 
   template <int n, int vectors>
@@ -128,21 +114,15 @@ struct HalvesBf16 {
       const uint8_t* from = keys.blocks[b] + offset;
       const uint8_t* fetch = ahead[b];
       const int num_keys = count - b * kBlock < kBlock ? count - b * kBlock : kBlock;
-      for (int i = 0; i < num_keys / 2; ++i) {
-        if (fetch) {
-          for (size_t line = 0; line < stride; line += 64) fetch_line(fetch + line);
-          fetch += stride;
-        }
+      for (int i = 0; i < num_keys / 2; ++i, from += stride, weights += 4) {
+        if (fetch) fetch_bytes(fetch + i * stride, stride);
         add_pair<n, vectors, true>(from, weights, sums);
-        from += stride;
-        weights += 4;
       }
       if (num_keys % 2) add_pair<n, vectors, false>(from, weights, sums);
     }
-#pragma GCC unroll 6
-    for (int j = 0; j < n; ++j)
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) _mm512_storeu_ps(to + j * ld + (vector + v) * 16, sums[j][v]);
+    repeat<n>([&] EACH(auto j) {
+      repeat<vectors>([&] EACH(auto v) { _mm512_storeu_ps(to + j * ld + (vector + v) * 16, sums[j][v]); });
+    });
   }
 };
 

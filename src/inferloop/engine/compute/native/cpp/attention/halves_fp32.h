@@ -2,6 +2,7 @@
 #pragma once
 
 #include "flash.h"
+#include "repeat.h"
 
 namespace inferloop {
 namespace {
@@ -27,28 +28,21 @@ struct HalvesFp32 {
   [[gnu::noinline]] static void scores(const uint8_t* const* keys, const uint8_t* const* ahead, int dim,
                                        const uint8_t* queries, float* to) {
     Floats sums[n][blocks];
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j)
-#pragma GCC unroll 4
-      for (int b = 0; b < blocks; ++b) sums[j][b] = Lanes::zero();
+    repeat<n>([&] EACH(auto j) { repeat<blocks>([&] EACH(auto b) { sums[j][b] = Lanes::zero(); }); });
     const float* q = reinterpret_cast<const float*>(queries);
-    for (int i = 0; i < dim / 2; ++i) {
-#pragma GCC unroll 4
-      for (int b = 0; b < blocks; ++b) {
+    for (int i = 0; i < dim / 2; ++i, q += 2)
+      repeat<blocks>([&] EACH(auto b) {
         if (ahead[b]) fetch_line(ahead[b] + i * 64);
         const auto pair = Lanes::load_ints(keys[b] + i * 64);
         const Floats first = Lanes::first_half(pair), second = Lanes::second_half(pair);
-#pragma GCC unroll 8
-        for (int j = 0; j < n; ++j) {
-          sums[j][b] = Lanes::fma(first, Lanes::all(q[j * dim + 2 * i]), sums[j][b]);
-          sums[j][b] = Lanes::fma(second, Lanes::all(q[j * dim + 2 * i + 1]), sums[j][b]);
-        }
-      }
-    }
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j)
-#pragma GCC unroll 4
-      for (int b = 0; b < blocks; ++b) Lanes::store(to + j * kRange + b * kBlock, sums[j][b]);
+        repeat<n>([&] EACH(auto j) {
+          sums[j][b] = Lanes::fma(first, Lanes::all(q[j * dim]), sums[j][b]);
+          sums[j][b] = Lanes::fma(second, Lanes::all(q[j * dim + 1]), sums[j][b]);
+        });
+      });
+    repeat<n>([&] EACH(auto j) {
+      repeat<blocks>([&] EACH(auto b) { Lanes::store(to + j * kRange + b * kBlock, sums[j][b]); });
+    });
   }
 
   template <int n>
@@ -56,18 +50,15 @@ struct HalvesFp32 {
                                       uint8_t* to) {
     float* weights = reinterpret_cast<float*>(to);
     Floats sums[n];
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j) sums[j] = Lanes::zero();
+    repeat<n>([&] EACH(auto j) { sums[j] = Lanes::zero(); });
     for (int b = 0; b < keys.num_blocks(); ++b)
-#pragma GCC unroll 8
-      for (int j = 0; j < n; ++j) {
+      repeat<n>([&] EACH(auto j) {
         const size_t at = j * kRange + b * kBlock;
         const Floats p = Lanes::exp2(Lanes::sub(Lanes::load(scores + at), Lanes::all(m[j])));
         sums[j] = Lanes::add(sums[j], p);
         Lanes::store(weights + at, p);
-      }
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j) sum[j] = Lanes::sum(sums[j]);
+      });
+    repeat<n>([&] EACH(auto j) { sum[j] = Lanes::sum(sums[j]); });
   }
 
   template <int n, int vectors>
@@ -76,31 +67,23 @@ struct HalvesFp32 {
     const size_t offset = size_t{32} * dim + vector * 64, stride = size_t{4} * dim;
     const float* p = reinterpret_cast<const float*>(weights);
     Floats sums[n][vectors];
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j)
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) sums[j][v] = Lanes::zero();
+    repeat<n>([&] EACH(auto j) { repeat<vectors>([&] EACH(auto v) { sums[j][v] = Lanes::zero(); }); });
     const int count = keys.end - keys.first;
-    for (int key = 0; key < count; key += 2) {
+    for (int key = 0; key < count; key += 2, p += 2) {
       const size_t pair = key % kBlock / 2 * stride;
       const uint8_t* from = keys.blocks[key / kBlock] + offset + pair;
-      if (const uint8_t* fetch = ahead[key / kBlock])
-        for (size_t line = 0; line < stride; line += 64) fetch_line(fetch + pair + line);
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) {
+      if (const uint8_t* fetch = ahead[key / kBlock]) fetch_bytes(fetch + pair, stride);
+      repeat<vectors>([&] EACH(auto v) {
         const auto both = Lanes::load_ints(from + v * 64);
         const Floats first = Lanes::first_half(both), second = Lanes::second_half(both);
-#pragma GCC unroll 8
-        for (int j = 0; j < n; ++j) sums[j][v] = Lanes::fma(first, Lanes::all(p[j * kRange + key]), sums[j][v]);
-        if (key + 1 == count) continue;  // there is no second: it may be anything, and 0 * NaN is NaN
-#pragma GCC unroll 8
-        for (int j = 0; j < n; ++j) sums[j][v] = Lanes::fma(second, Lanes::all(p[j * kRange + key + 1]), sums[j][v]);
-      }
+        repeat<n>([&] EACH(auto j) { sums[j][v] = Lanes::fma(first, Lanes::all(p[j * kRange]), sums[j][v]); });
+        if (key + 1 == count) return;  // there is no second: it may be anything, and 0 * NaN is NaN
+        repeat<n>([&] EACH(auto j) { sums[j][v] = Lanes::fma(second, Lanes::all(p[j * kRange + 1]), sums[j][v]); });
+      });
     }
-#pragma GCC unroll 8
-    for (int j = 0; j < n; ++j)
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) Lanes::store(to + j * ld + (vector + v) * 16, sums[j][v]);
+    repeat<n>([&] EACH(auto j) {
+      repeat<vectors>([&] EACH(auto v) { Lanes::store(to + j * ld + (vector + v) * 16, sums[j][v]); });
+    });
   }
 };
 
