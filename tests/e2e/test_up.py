@@ -37,9 +37,9 @@ version: 1
 cases:
   - id: answers
     kind: regex
-    messages: [{role: user, content: "What is the capital of France?"}]
+    messages: [{role: user, content: "What is the capital of Germany?"}]
     sampling: {max_tokens: 12}
-    expect: Paris
+    expect: Berlin
     why: a service that cannot say this is not this model
 """
 
@@ -167,7 +167,7 @@ def test_a_service_runs_until_it_is_told_to_stop(workspace: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         answer = _chat(port)
-        assert "Paris" in answer["choices"][0]["message"]["content"]
+        assert "Berlin" in answer["choices"][0]["message"]["content"]
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
     finally:
@@ -182,7 +182,7 @@ def _chat(port: int) -> Any:
 
     body = {
         "model": "smollm2-135m-instruct",
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "messages": [{"role": "user", "content": "What is the capital of Germany?"}],
         "max_tokens": 12,
         "temperature": 0,
     }

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inferloop.backends.native import NativeGenerator
+from inferloop.backends.native_choice import Compute, load_runner
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import canonical_json
-from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.core.errors import UsageError
 from inferloop.core.units import MIB
 from inferloop.engine.blockstore.store import BlockStore, StoreConfig
 from inferloop.engine.config import EngineConfig
@@ -25,15 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """How to run a model here. `context_length` None: all that the model and the KV memory allow. What else bounds the
-    queue and the steps is as in EngineConfig.
+    """How to run a model here. `compute` and the formats are as native_choice.py reads them; "auto" is the native
+    runner with weights as stored, wherever that can be. `context_length` None: all that the model and the KV memory
+    allow. What else bounds the queue and the steps is as in EngineConfig.
+
+    `cache_dir` keeps repacked weights; None: the user's cache.
 
     What the KV memory cannot keep of computed prompts is kept in `prefix_memory_mib` of host memory (0: nothing) and in
     at most `prefix_disk_mib` of files in `prefix_folder` (None: nothing), where it outlives this process.
     """
 
+    compute: Compute = "auto"
     device: str = "cpu"
-    dtype: str = "bf16"
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
     deterministic: bool = False
     max_sequences: int = 32
     max_step_tokens: int = 256
@@ -44,6 +50,7 @@ class NativeOptions:
     kv_memory_mib: int = 512
     context_length: int | None = None
     num_threads: int | None = None
+    cache_dir: Path | None = None
     share_prefixes: bool = True
     prefix_memory_mib: int = 0
     prefix_folder: Path | None = None
@@ -57,20 +64,12 @@ def load_native(
 ) -> NativeGenerator:
     """Read the weights and build a generator that has not been started yet.
 
-    Raises EnvironmentLacksError without torch or with an unusable folder, UsageError for options that cannot be,
-    ModelFileError for bad files.
+    Raises EnvironmentLacksError without anything that computes or with an unusable folder, UsageError for options that
+    cannot be, ModelFileError for bad files.
     """
     clock = clock or RealClock()
-    torch_config, torch_runner = _torch()
     codec = Codec(files, tool_call_parser=options.tool_call_parser, reasoning_parser=options.reasoning_parser)
-    config = torch_config(
-        device=options.device,
-        dtype=options.dtype,
-        deterministic=options.deterministic,
-        num_threads=options.num_threads,
-        kv_memory_bytes=options.kv_memory_mib * MIB,
-    )
-    runner = torch_runner.load(files, config)
+    runner = load_runner(files, options)
     engine_config = EngineConfig(
         eos_token_ids=codec.tokenizer.eos_token_ids,
         max_step_tokens=options.max_step_tokens,
@@ -138,14 +137,3 @@ def native_identity(
             **asdict(codec.answer_style),
         },
     )
-
-
-def _torch() -> tuple[Any, Any]:
-    try:
-        from inferloop.engine.compute.torch.config import TorchConfig
-        from inferloop.engine.compute.torch.runner import TorchRunner
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise EnvironmentLacksError("torch is not installed", fix="pip install 'inferloop[torch]'") from None
-    return TorchConfig, TorchRunner

@@ -96,7 +96,7 @@ def _here(contract: Contract) -> list[Finding]:
         load_suite(Path(contract.quality.suite))
     found = []
     try:
-        wire.compute_dtype(contract.model)
+        wire.precision_flags(contract.model)
     except InferloopError as error:
         text = str(error).removeprefix("model.precision: ")
         found.append(Finding("warning", "precision-not-here", "model.precision", text))

@@ -31,9 +31,23 @@ class Backend(StrEnum):
     scripted = "scripted"
 
 
+class Compute(StrEnum):
+    auto = "auto"
+    native = "native"
+    torch = "torch"
+
+
 class Dtype(StrEnum):
+    auto = "auto"
     bf16 = "bf16"
+    int8 = "int8"
     fp32 = "fp32"
+
+
+class KvDtype(StrEnum):
+    auto = "auto"
+    bf16 = "bf16"
+    int8 = "int8"
 
 
 class ToolCallParser(StrEnum):
@@ -74,12 +88,27 @@ def serve(
         Backend, typer.Option(help="embedded: our engine; scripted: plays a timing script.")
     ] = Backend.embedded,
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API, if not MODEL.")] = None,
+    compute: Annotated[
+        Compute,
+        typer.Option(help="What computes: native, our own code for CPUs, or torch; auto: native wherever it can be."),
+    ] = Compute.auto,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="What the engine computes in: bf16, or with --deterministic fp32.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Torch device: cpu, cuda, ...")] = "cpu",
+        Dtype,
+        typer.Option(
+            help="Weights: auto, as stored (torch: bf16, with --deterministic fp32), or converted to bf16, int8, fp32."
+        ),
+    ] = Dtype.auto,
+    kv_dtype: Annotated[
+        KvDtype,
+        typer.Option(help="Keys and values: auto, bf16 (torch: as --dtype), or int8, in half the memory."),
+    ] = KvDtype.auto,
+    device: Annotated[str, typer.Option(help="cpu, or a torch device: cuda, ...")] = "cpu",
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="One answer per prompt and seed, whatever the batch (fp32; slower).")
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="One answer per prompt and seed, whatever the batch; always so in native.",
+        ),
     ] = False,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, max=65536, help="Most requests that run together; each of n choices is one.")
@@ -114,7 +143,7 @@ def serve(
     context_length: Annotated[
         int | None, typer.Option(min=2, help="Bound on prompt and output together, below the model's own.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; default is torch's choice.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; default is one for each core.")] = None,
     cache_dir: CacheDirOption = None,
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Keep computed prompts, and start from them when another prompt begins alike.")
@@ -185,8 +214,10 @@ def serve(
         hardware=f"{platform.machine()} {device if backend is Backend.embedded else 'none'}",
     )
     options = NativeOptions(
+        compute=compute.value,
         device=device,
-        dtype=(dtype or (Dtype.fp32 if deterministic else Dtype.bf16)).value,
+        dtype=dtype.value,
+        kv_dtype=kv_dtype.value,
         deterministic=deterministic,
         max_sequences=max_num_seqs,
         max_step_tokens=max_num_batched_tokens,
@@ -197,6 +228,7 @@ def serve(
         kv_memory_mib=kv_memory_mib,
         context_length=context_length,
         num_threads=threads,
+        cache_dir=cache_dir,
         share_prefixes=enable_prefix_caching,
         prefix_memory_mib=prefix_cache_memory_mib,
         prefix_folder=prefix_cache_dir,

@@ -124,7 +124,7 @@ class Up:
 
     def _check_first(self) -> None:
         """What can be wrong is found out before any work starts. Raises UsageError, ContractError, PortInUseError."""
-        wire.compute_dtype(self._contract.model)
+        wire.precision_flags(self._contract.model)
         if self._contract.quality is not None:
             self._suite = load_suite(Path(self._contract.quality.suite))
         if self._options.port:
@@ -139,13 +139,13 @@ class Up:
     def _memory_gate(self, files: ModelFiles) -> Gate:
         """Refuse before anything is started what would be killed once it is."""
         lengths = [c.input_tokens.points[-1][1] + c.output_tokens.points[-1][1] for c in self._contract.traffic.classes]
-        dtype = wire.compute_dtype(self._contract.model)
+        weight_format, kv_format = wire.memory_formats(self._contract.model, files.header)
         needs = replica_memory(
             files.header.shape,
             memory_bytes=machine_capacity().memory_bytes,
             sequence_tokens=min(int(max(lengths)), files.header.shape.context_length),
-            weight_format=dtype,
-            kv_format=dtype,
+            weight_format=weight_format,
+            kv_format=kv_format,
         )
         self._narrator.news(needs.reason)
         return Gate("memory", "pass" if needs.fits else "fail", needs.reason)

@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from inferloop.contract.workload import ModelRef
     from inferloop.core.slo import Slo
     from inferloop.models.fetch import Progress
+    from inferloop.models.headers import ModelHeader
     from inferloop.models.resolve import ModelFiles
 
 LAUNCHABLE = ("embedded", "scripted")
 EMBEDDED_MODEL = "smollm2-135m-instruct"
-COMPUTE_DTYPES = ("bf16", "fp32")
-DEFAULT_DTYPE = "bf16"
-"""For weights as stored: they are dequantized once, when the model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +63,44 @@ class _AbandonedError(Exception):
     """Ends a fetch that nobody waits for any more."""
 
 
-def compute_dtype(model: ModelRef) -> str:
-    """What the embedded engine computes this model in. Raises UsageError for a precision it cannot run."""
-    precision = model.precision
-    parts = {precision.weights, precision.activations, precision.kv} - {None}
-    for part in parts:
-        if part not in COMPUTE_DTYPES:
-            known = " and ".join(COMPUTE_DTYPES)
-            raise UsageError(
-                f"model.precision: the embedded engine computes in {known}, or in bf16 from weights as stored when no "
-                f"precision is given; not in {part}"
-            )
-    if len(parts) > 1:
-        raise UsageError("model.precision: the embedded engine keeps weights, activations and KV in one precision")
-    return parts.pop() or DEFAULT_DTYPE if parts else DEFAULT_DTYPE
+def precision_flags(model: ModelRef) -> dict[str, Value]:
+    """Flags of `serve` that give this model the precision it asks for; none for weights as they are stored. Raises
+    UsageError for one that the embedded engine cannot run."""
+    asked = model.precision
+    weights, activations, kv = asked.weights or "auto", asked.activations, asked.kv
+    if weights not in _ACTIVATIONS:
+        known = ", ".join(name for name in _ACTIVATIONS if name != "auto")
+        raise UsageError(
+            f"model.precision: the embedded engine converts weights to {known}, or computes with them as stored when "
+            f"no precision is given; not in {weights}"
+        )
+    if activations not in (None, _ACTIVATIONS[weights]):
+        raise UsageError(f"model.precision: activations beside weights in {weights} are not kept in {activations}")
+    flags: dict[str, Value] = {} if weights == "auto" else {"dtype": weights}
+    if kv == "fp32" and weights == "fp32":
+        return {**flags, "compute": "torch"}  # which keeps everything in one
+    if kv not in (None, "bf16", "int8"):
+        raise UsageError(f"model.precision: KV is kept in bf16 or int8, or in fp32 beside weights in fp32; not in {kv}")
+    return flags if kv is None else {**flags, "kv_dtype": kv}
+
+
+_ACTIVATIONS = {"auto": None, "bf16": "bf16", "int8": "int8", "fp32": "fp32"}
+
+
+def memory_formats(model: ModelRef, header: ModelHeader) -> tuple[str, str]:
+    """What weights and KV take memory in, when `precision_flags` start a replica of the model here."""
+    from inferloop.backends.native_choice import why_not_native
+    from inferloop.core.shape import BYTES_PER_ELEMENT
+
+    flags = precision_flags(model)
+    weights, kv = str(flags.get("dtype", "auto")), str(flags.get("kv_dtype", "bf16"))
+    if flags.get("compute") == "torch" or why_not_native(header) is not None:
+        dtype = "bf16" if weights == "auto" else weights
+        return dtype, dtype
+    if weights == "auto":
+        quantized = BYTES_PER_ELEMENT.keys() - {"fp32", "fp16"}
+        weights = header.stored_precision if header.stored_precision in quantized else "bf16"
+    return weights, kv
 
 
 def tpot_objective_ms(slo: Slo) -> float | None:
@@ -90,7 +112,7 @@ def embedded_spec(model: ModelRef, cache_dir: Path | None, **options: Value) -> 
     """How to start one replica of our own engine; `options` are flags of `inferloop serve`."""
     from inferloop.backends.serve_process import launch_spec
 
-    named: dict[str, Value] = {"dtype": compute_dtype(model)}
+    named = precision_flags(model)
     if cache_dir is not None:
         named["cache_dir"] = str(cache_dir)
     return launch_spec(model.id, {**named, **options})

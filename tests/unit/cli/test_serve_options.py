@@ -11,17 +11,23 @@ from inferloop.cli.main import app
 
 
 @pytest.mark.parametrize(
-    ("flags", "dtype"),
-    [([], "bf16"), (["--deterministic"], "fp32"), (["--dtype", "fp32"], "fp32"), (["--dtype", "bf16"], "bf16")],
+    ("flags", "chosen"),
+    [
+        ([], ("auto", "auto", "auto", False)),
+        (["--deterministic"], ("auto", "auto", "auto", True)),
+        (["--compute", "torch", "--dtype", "fp32"], ("torch", "fp32", "auto", False)),
+        (["--compute", "native", "--dtype", "int8", "--kv-dtype", "int8"], ("native", "int8", "int8", False)),
+    ],
 )
-def test_deterministic_mode_chooses_the_precision_it_needs(
-    flags: list[str], dtype: str, monkeypatch: pytest.MonkeyPatch
+def test_what_computes_and_in_what_arrives(
+    flags: list[str], chosen: tuple[str, str, str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(serve, "_run", lambda *args: seen.extend(args))
     result = CliRunner().invoke(app, ["serve", "m", *flags])
     assert result.exit_code == 0, result.output
-    assert [value.dtype for value in seen if hasattr(value, "dtype")] == [dtype]
+    options = next(value for value in seen if hasattr(value, "kv_dtype"))
+    assert (options.compute, options.dtype, options.kv_dtype, options.deterministic) == chosen
 
 
 @pytest.mark.parametrize(

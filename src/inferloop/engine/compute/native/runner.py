@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -83,14 +84,22 @@ class NativeRunner:
         self._given_up = False
 
     @classmethod
-    def load(cls, files: ModelFiles, config: NativeConfig, *, progress: Progress | None = None) -> NativeRunner:
-        """Pack the weights, or map what was packed before, and set the KV memory apart.
+    def load(
+        cls,
+        files: ModelFiles,
+        config: NativeConfig,
+        *,
+        cache_dir: Path | None = None,
+        progress: Progress | None = None,
+    ) -> NativeRunner:
+        """Pack the weights into the cache (None: the user's), or map what was packed before; set the KV memory apart.
 
         Raises UsageError for a KV memory that holds nothing, EnvironmentLacksError without room for it, ModelFileError
         for files that cannot be read or that this runner has no kernels for.
         """
         check_runs(files.header)
-        packed = pack_model(files.header, config.weights, digest=weights_digest(files), progress=progress)
+        digest = weights_digest(files, cache_dir=cache_dir)
+        packed = pack_model(files.header, config.weights, digest=digest, cache_dir=cache_dir, progress=progress)
         return cls(files.header, packed, config)
 
     @property
@@ -125,8 +134,8 @@ class NativeRunner:
         return out
 
     def profile(self) -> dict[str, list[tuple[int, int]]]:
-        """Where the time went since this was last asked: by phase, each thread's ticks of work and of waiting for the
-        others at its end."""
+        """Where the time went since this was last asked, the first time nowhere: by phase, each thread's ticks of work
+        and of waiting for the others at its end."""
         return self._engine.profile()
 
     def _result(self, plan: StepPlan) -> StepResult:

@@ -121,15 +121,15 @@ class Engine {
   /// Let go of the plan's arrays.
   void forget() { plan_.views.clear(); }
 
-  /// Ticks since the last call, by phase and thread: {phase: [(work, wait), ...]}.
+  /// Ticks since the last call, by phase and thread: {phase: [(work, wait), ...]}. Begins with the first call.
   nb::dict profile() {
     nb::dict found;
+    const std::vector<Profile> profiles = step_.take_profiles();
     for (int phase = 0; phase < kNumPhases; ++phase) {
       nb::list threads;
-      for (const Profile& one : step_.profiles()) threads.append(nb::make_tuple(one.work[phase], one.wait[phase]));
+      for (const Profile& one : profiles) threads.append(nb::make_tuple(one.work[phase], one.wait[phase]));
       found[kPhaseNames[phase]] = threads;
     }
-    for (Profile& one : step_.profiles()) one = Profile{};
     return found;
   }
 

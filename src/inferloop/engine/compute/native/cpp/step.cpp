@@ -43,6 +43,13 @@ void Step::logits(int begin, int count, float* out) {
   pool_.run([&](Team& team) { Worker(*this, team).logits(begin, count, out); });
 }
 
+std::vector<Profile> Step::take_profiles() {
+  std::vector<Profile> taken(pool_.size());
+  taken.swap(profiles_);
+  is_profiled_ = true;
+  return taken;
+}
+
 void Step::find_tail(const Wishes& wishes) {
   const Plan& plan = input_->plan;
   std::vector<int32_t>& first = tail_.first_positions;  // at first: the first row that is asked for

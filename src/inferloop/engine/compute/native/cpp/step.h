@@ -56,7 +56,8 @@ class Step {
   void logits(int begin, int count, float* out);
 
   const Sampler& sampler() const { return sampler_; }
-  std::vector<Profile>& profiles() { return profiles_; }
+  /// Of each thread what has passed since this was last asked; nothing is measured before it is asked for the first time.
+  std::vector<Profile> take_profiles();
 
  private:
   /// What a thread has to itself.
@@ -92,6 +93,7 @@ class Step {
   uint8_t* units_ = nullptr;   // rows of ffn_size in the form of a product
   std::vector<Bench> benches_;
   std::vector<Profile> profiles_;
+  bool is_profiled_ = false;
 
   const StepInput* input_ = nullptr;
   Tail tail_;

@@ -35,7 +35,7 @@ class Step::Worker {
  public:
   Worker(Step& step, Team& team)
       : step_(step), model_(step.model_), team_(team), bench_(step.benches_[team.rank()]),
-        watch_(step.profiles_[team.rank()]) {}
+        watch_(step.is_profiled_ ? &step.profiles_[team.rank()] : nullptr) {}
 
   void layers();
   void sample(const uint32_t* mask, int words);

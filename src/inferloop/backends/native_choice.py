@@ -1,0 +1,104 @@
+"""Which of our runners computes a model: the native one, or torch where that cannot be."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Literal, cast
+
+from inferloop.core.errors import EnvironmentLacksError, InferloopError, UsageError, nearest
+from inferloop.core.units import MIB
+from inferloop.models.headers import ModelHeader
+from inferloop.models.resolve import ModelFiles
+
+if TYPE_CHECKING:
+    from inferloop.backends.native_load import NativeOptions
+    from inferloop.engine.compute.runner import Runner
+
+Compute = Literal["auto", "native", "torch"]
+
+_log = logging.getLogger(__name__)
+_WEIGHTS = {"auto": "stored", "bf16": "bf16", "int8": "int8", "fp32": "fp32"}
+_KV = ("bf16", "int8")
+
+
+def load_runner(files: ModelFiles, options: NativeOptions) -> Runner:
+    """The runner that `options.compute` names; "auto" is the native one wherever it can be.
+
+    Raises EnvironmentLacksError without the native extension or torch when there is nothing else, UsageError for
+    options that cannot be, ModelFileError for files that cannot be read or that the runner has no kernels for.
+    """
+    problem = None if options.compute == "torch" else why_not_native(files.header, options.device)
+    if options.compute == "native" and problem is not None:
+        raise problem
+    if options.compute == "torch" or problem is not None:
+        if problem is not None and options.device == "cpu":
+            _log.warning(
+                "torch computes, not the native engine: %s. Steps take several times as long, weights are held in %s, "
+                "and answers repeat exactly with --deterministic only.",
+                problem,
+                "bf16" if options.dtype == "auto" else options.dtype,
+            )
+        return _load_torch(files, options)
+    return _load_native(files, options)
+
+
+def why_not_native(header: ModelHeader, device: str = "cpu") -> InferloopError | None:
+    """What keeps the native runner from a model on a device; None: nothing."""
+    if device != "cpu":
+        return UsageError(f"the native engine computes on the cpu, not on {device}")
+    try:
+        from inferloop.engine.compute.native import _native  # noqa: F401
+        from inferloop.engine.compute.native.program import check_runs
+    except ImportError as error:
+        fix = "Install inferloop again where there is a C++20 compiler, or use --compute torch."
+        return EnvironmentLacksError(f"the native extension is not built or does not load ({error})", fix=fix)
+    try:
+        check_runs(header)
+    except InferloopError as error:
+        return error
+    return None
+
+
+def _load_native(files: ModelFiles, options: NativeOptions) -> Runner:
+    from inferloop.engine.compute.native.config import KvFormat, NativeConfig, Weights
+    from inferloop.engine.compute.native.runner import NativeRunner
+
+    kv = "bf16" if options.kv_dtype == "auto" else options.kv_dtype
+    config = NativeConfig(
+        weights=cast(Weights, _known(options.dtype, tuple(_WEIGHTS), _WEIGHTS)),
+        kv=cast(KvFormat, _known(kv, _KV, {})),
+        num_threads=options.num_threads,
+        kv_memory_bytes=options.kv_memory_mib * MIB,
+    )
+    return NativeRunner.load(files, config, cache_dir=options.cache_dir)
+
+
+def _known(value: str, known: tuple[str, ...], names: dict[str, str]) -> str:
+    if value not in known:
+        close = nearest(value, known)
+        hint = f", did you mean {close}?" if close else ""
+        raise UsageError(f"the native engine knows {', '.join(known)}, not {value!r}{hint}")
+    return names.get(value, value)
+
+
+def _load_torch(files: ModelFiles, options: NativeOptions) -> Runner:
+    try:
+        from inferloop.engine.compute.torch.config import TorchConfig
+        from inferloop.engine.compute.torch.runner import TorchRunner
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise EnvironmentLacksError("torch is not installed", fix="pip install 'inferloop[torch]'") from None
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "fp32" if options.deterministic else "bf16"
+    if options.kv_dtype not in ("auto", dtype):
+        raise UsageError(f"torch keeps keys and values in what it computes in, {dtype}, not in {options.kv_dtype}")
+    config = TorchConfig(
+        device=options.device,
+        dtype=dtype,
+        deterministic=options.deterministic,
+        num_threads=options.num_threads,
+        kv_memory_bytes=options.kv_memory_mib * MIB,
+    )
+    return TorchRunner.load(files, config)

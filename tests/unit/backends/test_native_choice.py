@@ -1,0 +1,112 @@
+"""Which runner computes: the native one wherever it can be, torch with a word of warning elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from inferloop.backends.native_choice import load_runner, why_not_native
+from inferloop.backends.native_load import NativeOptions
+from inferloop.cli.wire import memory_formats, precision_flags
+from inferloop.contract.workload import ModelRef, Precision
+from inferloop.core.errors import EnvironmentLacksError, ModelFileError, UsageError
+from inferloop.models.resolve import ModelFiles, open_files
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> NativeOptions:
+    return NativeOptions(kv_memory_mib=1, num_threads=1, cache_dir=tmp_path / "cache")
+
+
+@pytest.fixture
+def odd(tiny_directory: Callable[..., Path]) -> ModelFiles:
+    """Its heads are too narrow for native kernels."""
+    return open_files("odd", tiny_directory())
+
+
+@pytest.fixture
+def fitting(tiny_directory: Callable[..., Path]) -> ModelFiles:
+    pytest.importorskip("inferloop.engine.compute.native._native")
+    folder = tiny_directory("fitting", hidden_size=32, head_dim=16, intermediate_size=32)
+    old = load_file(str(folder / "model.safetensors"))
+    rng = np.random.default_rng(0)
+    sizes = {16: 32, 8: 32, 4: 16, 12: 32, 258: 258}
+    new = {name: rng.standard_normal([sizes[n] for n in w.shape], dtype=np.float32) for name, w in old.items()}
+    save_file(new, str(folder / "model.safetensors"))
+    return open_files("fitting", folder)
+
+
+def test_native_computes_what_it_can(
+    options: NativeOptions, fitting: ModelFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = load_runner(fitting, options).info
+    assert (info.name, info.dtype, info.deterministic) == ("native", "bf16 weights, bf16 activations, bf16 kv", True)
+    info = load_runner(fitting, replace(options, dtype="int8", kv_dtype="int8", compute="native")).info
+    assert info.dtype == "int8 weights, q8 activations, int8 kv"
+    assert not caplog.records
+    with pytest.raises(UsageError, match="did you mean int8"):
+        load_runner(fitting, replace(options, dtype="int88"))
+    with pytest.raises(UsageError, match="bf16, int8, not 'fp32'"):
+        load_runner(fitting, replace(options, kv_dtype="fp32"))
+
+
+def test_torch_computes_the_rest_and_says_what_is_lost(
+    options: NativeOptions, odd: ModelFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        info = load_runner(odd, options).info
+    assert (info.name, info.dtype, info.deterministic) == ("torch", "bf16", False)
+    (said,) = caplog.messages
+    assert "heads of a multiple of 16, these are of 4" in said and "held in bf16" in said
+    with pytest.raises(ModelFileError, match="multiple of 16"):
+        load_runner(odd, replace(options, compute="native"))
+    with pytest.raises(UsageError, match="computes in bf16 or fp32, not 'int8'"):
+        load_runner(odd, replace(options, dtype="int8"))
+    with pytest.raises(UsageError, match="not in int8"):
+        load_runner(odd, replace(options, kv_dtype="int8"))
+
+
+def test_torch_when_it_is_asked_for(
+    options: NativeOptions, fitting: ModelFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = load_runner(fitting, replace(options, compute="torch", deterministic=True)).info
+    assert (info.name, info.dtype, info.deterministic) == ("torch", "fp32", True)
+    assert not caplog.records
+
+
+def test_a_device_or_an_extension_that_is_not_there(
+    options: NativeOptions, fitting: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="on the cpu, not on cuda"):
+        load_runner(fitting, replace(options, compute="native", device="cuda"))
+    package = sys.modules["inferloop.engine.compute.native"]
+    monkeypatch.delattr(package, "_native")
+    monkeypatch.setitem(sys.modules, "inferloop.engine.compute.native._native", None)
+    assert isinstance(why_not_native(fitting.header), EnvironmentLacksError)
+    with pytest.raises(EnvironmentLacksError, match="not built"):
+        load_runner(fitting, replace(options, compute="native"))
+    assert load_runner(fitting, options).info.name == "torch"
+
+
+def test_a_contract_names_a_precision_that_can_be(fitting: ModelFiles, odd: ModelFiles) -> None:
+    def flags(*precision: str | None) -> dict[str, object]:
+        return dict(precision_flags(ModelRef("m", Precision(*precision))))
+
+    assert flags(None, None, None) == {}
+    assert flags("bf16", "bf16", "bf16") == {"dtype": "bf16", "kv_dtype": "bf16"}
+    assert flags("fp32", "fp32", "fp32") == {"dtype": "fp32", "compute": "torch"}
+    assert flags("int8", None, "int8") == {"dtype": "int8", "kv_dtype": "int8"}
+    for wrong in (("q4_k", None, None), ("bf16", "int8", None), (None, "bf16", None), ("bf16", None, "fp32")):
+        with pytest.raises(UsageError, match=r"model\.precision"):
+            flags(*wrong)
+    assert memory_formats(ModelRef("m"), fitting.header) == ("bf16", "bf16")
+    assert memory_formats(ModelRef("m", Precision("int8", None, "int8")), fitting.header) == ("int8", "int8")
+    assert memory_formats(ModelRef("m"), odd.header) == ("bf16", "bf16")
+    assert memory_formats(ModelRef("m", Precision("fp32", "fp32", "fp32")), fitting.header) == ("fp32", "fp32")
