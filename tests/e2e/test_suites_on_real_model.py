@@ -21,7 +21,7 @@ from inferloop.models.resolve import ModelFiles
 SUITES = Path(__file__).resolve().parents[2] / "evals"
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["auto", "int8", "bf16", "fp32"])
 async def test_the_embedded_model_passes_every_case(embedded_model: ModelFiles, tmp_path: Path, dtype: str) -> None:
     spec = launch_spec(str(embedded_model.path), {"dtype": dtype})
     replica = await ReplicaProcess.start_ready(spec, log_path=tmp_path / "serve.log", timeout_s=180)

@@ -217,10 +217,10 @@ def test_a_typo_in_the_contract_is_named_with_file_line_and_key(workspace: Path)
 
 def test_a_precision_that_the_engine_cannot_run_is_refused_before_any_work(workspace: Path) -> None:
     path = workspace / "smoke.yaml"
-    path.write_text(CONTRACT.replace("{id: smollm2-135m-instruct}", "{id: smollm2-135m-instruct, precision: int8}"))
+    path.write_text(CONTRACT.replace("{id: smollm2-135m-instruct}", "{id: smollm2-135m-instruct, precision: q4_k}"))
     done = subprocess.run(command(workspace, "--once"), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "int8" in done.stderr and "bf16" in done.stderr
+    assert "q4_k" in done.stderr and "bf16" in done.stderr
     assert not (workspace / "runs").exists()
 
 
