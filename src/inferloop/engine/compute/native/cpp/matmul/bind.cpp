@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "../pool.h"
-#include "matmul.h"
+#include "levels.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -29,10 +29,14 @@ void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
 }
 
-Isa level_named(const std::string& isa) {
+/// "amx_played" besides the levels: that of amx with tiles played in software.
+const MatmulKernels& kernels_named(const std::string& isa) {
+#if defined(__x86_64__)
+  if (isa == "amx_played" && best_isa() >= Isa::avx512_bf16) return played_amx_matmul();
+#endif
   const auto level = isa_named(isa);
   if (!level || *level > best_isa()) throw std::invalid_argument("not a level of this machine: " + isa);
-  return *level;
+  return matmul_kernels(*level);
 }
 
 struct FreeAligned {
@@ -74,7 +78,7 @@ Rows rows_of(const Matrix& w, Form form, const Array<T, 2>& x) {
 }
 
 nb::ndarray<nb::numpy, float> product(const std::string& isa, const Matrix& w, const Rows& x, int begin, int end) {
-  const MatmulKernels& kernels = matmul_kernels(level_named(isa));
+  const MatmulKernels& kernels = kernels_named(isa);
   require(0 <= begin && begin <= end && end <= w.num_tiles(), "no such tiles");
   const size_t m = x.m, columns = static_cast<size_t>(kTile) * (end - begin);
   float* out = new float[m * columns + 1];
@@ -137,7 +141,7 @@ struct SomeRows {
 
 std::vector<double> sweep(const std::string& isa, const std::vector<const Matrix*>& matrices, int m, int num_threads,
              int max_tiles, int repeats) {
-  const MatmulKernels& kernels = matmul_kernels(level_named(isa));
+  const MatmulKernels& kernels = kernels_named(isa);
   require(m > 0 && num_threads > 0 && max_tiles > 0 && repeats > 0, "counts are positive");
   nb::gil_scoped_release free;
   std::vector<SomeRows> memory(matrices.size());
@@ -177,7 +181,7 @@ auto row(const std::string& isa, const Matrix& w, int output) {
   const size_t k = w.k;
   float* out = new float[k];
   nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-  matmul_kernels(level_named(isa)).row(w, output, out);
+  kernels_named(isa).row(w, output, out);
   return nb::ndarray<nb::numpy, float>(out, {k}, owner);
 }
 
@@ -201,6 +205,9 @@ void bind_matmul(nb::module_& m) {
   m.def("sweep", sweep, "isa"_a, "matrices"_a, "m"_a, "num_threads"_a, "max_tiles"_a, "repeats"_a,
         "Seconds that the products of all matrices with m rows take, one after the other and divided as in a step, "
         "`repeats` times. The caller should be pinned to CPU 0; its helpers are pinned to 1, 2, ...");
+  m.def("agree", [](const std::string& some, const std::string& others) {
+    return agree(kernels_named(some), kernels_named(others));
+  }, "some"_a, "others"_a, "Whether two levels give the same results in the trial that amx must stand at first use.");
   m.def("row", row, "isa"_a, "w"_a, "output"_a, "The weights of one output.");
 }
 

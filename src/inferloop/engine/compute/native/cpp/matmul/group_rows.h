@@ -16,11 +16,12 @@ struct GroupRows {
   const float* scales;
   const int32_t* starts;  // of a part: minus offset * the sum of its codes
   const float* sums;      // of a part: that of its codes
+  uint8_t* spare;         // `spare_bytes` of scratch
 };
 
-size_t group_scratch_bytes(const Matrix& w, int m) {
+size_t group_scratch_bytes(const Matrix& w, int m, size_t spare_bytes = 0) {
   const size_t rows = m < kChunk ? m : kChunk;
-  return rows * (w.k / w.group) * (sizeof(int32_t) + sizeof(float));
+  return rows * (w.k / w.group) * (sizeof(int32_t) + sizeof(float)) + spare_bytes;
 }
 
 using GroupTiles = void (*)(const Matrix&, const GroupRows&, int tile_begin, int tile_end, float* out, size_t ld_out);
@@ -47,7 +48,8 @@ void group_multiply(const Matrix& w, const Rows& rows, int tile_begin, int tile_
       starts[i] = -w.offset * sum;
       sums[i] = static_cast<float>(sum);
     }
-    const GroupRows x = {m, num_records, rows.codes + first * w.k, rows.scales + first * num_records, starts, sums};
+    const GroupRows x = {m,      num_records, rows.codes + first * w.k, rows.scales + first * num_records,
+                         starts, sums,        scratch + num_parts * (sizeof(int32_t) + sizeof(float))};
     kTiles[w.bits == 8][parts == 2][w.has_min](w, x, tile_begin, tile_end, out + first * ld_out, ld_out);
   }
 }

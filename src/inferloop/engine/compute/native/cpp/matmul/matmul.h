@@ -14,7 +14,7 @@ struct MatmulKernels {
   /// range of tiles is, so batch mates and the way a prompt is cut do not show. For group formats that order is: within
   /// a record (or each half of one, when group is 16) exact in integers; across records
   ///     sum = fma(float(dot), scale_w, ...) as written in matmul/scalar.cpp
-  /// and every level but amx repeats it bit for bit. For bf16 the order is a level's own.
+  /// and every level repeats it bit for bit. For f32 and bf16 the order is a level's own.
   ///
   /// `scratch` is this thread's, `scratch_bytes(w, m)` long, 64-byte aligned. Reads x, w; writes out and scratch alone.
   void (*multiply)(const Matrix& w, const Rows& x, int tile_begin, int tile_end, float* out, size_t ld_out,
