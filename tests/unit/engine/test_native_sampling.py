@@ -160,9 +160,9 @@ def assert_likeliest(
 ) -> None:
     """Equals may come in any order from torch, and from us by id."""
     values = [value for _, value in ours]
-    assert values == pytest.approx([value for _, value in theirs], abs=1e-5, nan_ok=True)
+    assert values == pytest.approx([value for _, value in theirs], abs=1e-5, rel=1e-6, nan_ok=True)
     own = torch.log_softmax(logits, -1)[[token for token, _ in ours]].tolist()
-    assert values == pytest.approx(own, abs=1e-5, nan_ok=True)
+    assert values == pytest.approx(own, abs=1e-5, rel=1e-6, nan_ok=True)
     ranked = [(-float(logits[token]), token) for token, _ in ours]
     assert ranked == sorted(set(ranked))
 
@@ -180,13 +180,13 @@ def test_it_is_the_torch_sampler(case: Case) -> None:
         for row, expected in enumerate(logprobs_of(processed, ids, wanted)):
             assert (expected is None) == (wanted[row] < 0)
             if expected is not None:
-                assert found["logprobs"][row] == pytest.approx(expected.chosen, abs=1e-5, nan_ok=True)
+                assert found["logprobs"][row] == pytest.approx(expected.chosen, abs=1e-5, rel=1e-6, nan_ok=True)
                 assert_likeliest(tops(found, row), expected.top, processed[row])
     if plan.prompt_rows is not None:
         logits = torch.from_numpy(case.logits[num:])
         everything = replace(plan.prompt_rows, flat=np.arange(len(logits), dtype=np.int32))
         for row, told in enumerate(read_scores(score(logits, everything, lambda hidden: hidden), everything), num):
-            assert found["logprobs"][row] == pytest.approx(told.chosen, abs=1e-5)
+            assert found["logprobs"][row] == pytest.approx(told.chosen, abs=1e-5, rel=1e-6)
             assert found["ranks"][row] == told.rank
             assert_likeliest(tops(found, row), told.top, logits[row - num])
 

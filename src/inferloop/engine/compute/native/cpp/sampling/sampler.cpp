@@ -1,10 +1,9 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <vector>
 
+#include "../memory.h"
 #include "filter.h"
 #include "kernels.h"
 #include "process.h"
@@ -28,28 +27,14 @@ struct Row {
   NoiseKey key;     // when it is drawn
 };
 
-/// 64-byte aligned floats that only grow.
-class Floats {
- public:
-  Floats() = default;
-  Floats(Floats&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr, other.size_ = 0; }
-  ~Floats() { std::free(data_); }
+/// Floats in pages that only grow.
+struct Floats {
+  Pages pages;
 
-  float* of(size_t size) {
-    if (size > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = static_cast<float*>(std::aligned_alloc(64, (size * sizeof(float) + 63) / 64 * 64));
-      if (!data_) throw std::bad_alloc();
-      size_ = size;
-    }
-    return data_;
+  void reserve(size_t size) {
+    if (size * sizeof(float) > pages.size()) pages = Pages(size * sizeof(float));
   }
-  float* data() const { return data_; }
-
- private:
-  float* data_ = nullptr;
-  size_t size_ = 0;
+  float* data() const { return reinterpret_cast<float*>(pages.data()); }
 };
 
 /// What one thread keeps; aligned so that no two write to one cache line.
@@ -182,15 +167,15 @@ void Sampler::begin(const Plan& plan, const Wishes& wishes) {
   size_t most_full = 0;
   for (const Batch& batch : s.batches) most_full = std::max(most_full, batch.full.size());
   const size_t row_size = static_cast<size_t>(s.num_spans) * kSpan;
-  s.full.of(most_full * row_size);
-  s.maxima.of(most_full * s.num_groups * kSpan);
+  s.full.reserve(most_full * row_size);
+  s.maxima.reserve(most_full * s.num_groups * kSpan);
   for (size_t slot = 0; slot < most_full; ++slot)
     std::fill(s.maxima_of(slot) + s.num_spans, s.maxima_of(slot) + s.num_groups * kSpan, -INFINITY);
   for (Thread& thread : s.threads) {
     thread.draws.assign(s.num_sampled, {});
     if (most_full == 0) continue;
-    thread.first.of(row_size + kSlack);
-    thread.second.of(row_size + kSlack);
+    thread.first.reserve(row_size + kSlack);
+    thread.second.reserve(row_size + kSlack);
     thread.ids.resize(row_size + kSlack);
   }
   s.token_ids.assign(s.num_sampled, 0);
