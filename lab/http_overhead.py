@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import os
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -118,12 +119,12 @@ def run_server(step_ms: float, max_sequences: int, num_busy: int, port_file: Pat
 class Raw(asyncio.Protocol):
     """Sends one request and counts what comes back, until the server says that it was all."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, path: str, body: bytes) -> None:
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._body, self._num_reads = body, 0
+        self._path, self._body, self._num_reads = path, body, 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(self._body)}\r\n\r\n"
+        head = f"POST {self._path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(self._body)}\r\n\r\n"
         self._transport = cast(asyncio.Transport, transport)
         self._transport.write(head.encode() + self._body)
 
@@ -150,15 +151,15 @@ def _body(num_tokens: int, i: int) -> bytes:
 
 
 class Client:
-    """Sends `num_streams` streamed chats at once and reads them to their ends."""
+    """Sends streamed requests for `num_tokens` tokens each, all at once, and reads them to their ends."""
 
-    def __init__(self, url: str, num_streams: int, num_tokens: int) -> None:
-        self._url, self._num_streams, self._num_tokens = url, num_streams, num_tokens
+    def __init__(self, url: str, path: str, bodies: Sequence[bytes], num_tokens: int) -> None:
+        self._url, self._path, self._bodies, self._num_tokens = url, path, bodies, num_tokens
 
     async def bench(self) -> dict[str, float]:
         client = HttpClient(self._url)
-        timed = [TimedRequest(i, 0.0, 20, self._num_tokens, -1, 0, i) for i in range(self._num_streams)]
-        plan = [RenderedRequest(t, CHAT, _body(self._num_tokens, i), 20, 0, False) for i, t in enumerate(timed)]
+        timed = [TimedRequest(i, 0.0, 20, self._num_tokens, -1, 0, i) for i in range(len(self._bodies))]
+        plan = [RenderedRequest(t, self._path, body, 20, 0, False) for t, body in zip(timed, self._bodies, strict=True)]
         result = await drive(plan, client, "burst", DriveOptions())
         await client.close()
         assert all(t.ok and t.num_output_tokens == self._num_tokens for t in result.timings), result.details
@@ -171,8 +172,8 @@ class Client:
         loop = asyncio.get_running_loop()
         port = int(self._url.rpartition(":")[2])
         made = [
-            await loop.create_connection(lambda i=i: Raw(_body(self._num_tokens, i)), "127.0.0.1", port)  # type: ignore[misc]
-            for i in range(self._num_streams)
+            await loop.create_connection(functools.partial(Raw, self._path, body), "127.0.0.1", port)
+            for body in self._bodies
         ]
         reads = [await protocol.done for _, protocol in made]
         return {"reads_per_token": statistics.mean(reads) / self._num_tokens}
@@ -186,7 +187,8 @@ def _measure(name: str, port_file: Path, num_streams: int, num_tokens: int) -> d
     """One run of one client against one server, whose event loop is its first thread."""
     told, engine_tid = json.loads(port_file.read_text()), int(_tid_file(port_file).read_text())
     pid = told["pid"]
-    client = Client(f"http://127.0.0.1:{told['port']}", num_streams, num_tokens)
+    bodies = [_body(num_tokens, i) for i in range(num_streams)]
+    client = Client(f"http://127.0.0.1:{told['port']}", CHAT, bodies, num_tokens)
     before, client_before, runner_before = _thread_ns(pid), time.process_time_ns(), _runner_ns(port_file)
     begun = time.monotonic()
     found = uvloop.run({"bench": client.bench, "raw": client.raw}[name]())

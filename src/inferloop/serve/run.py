@@ -132,6 +132,7 @@ def serve(
             tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     server = _Server(_config(app), app.state.replica, started)
+    thresholds = gc.get_threshold()
     try:
         sock.listen(2048)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -141,6 +142,8 @@ def serve(
             raise
         raise _port_error(host, port, error) from None
     finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
         sock.close()
 
 
