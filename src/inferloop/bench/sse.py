@@ -18,6 +18,8 @@ class EventParser:
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Data of the events that this piece completes."""
+        if _is_one_event(piece) and not (self.unfinished or self._after_cr or self._first_line):
+            return [piece[6:-2]]
         events: list[bytes] = []
         start = 0
         if self._after_cr and piece:
@@ -61,3 +63,10 @@ class EventParser:
         field, _, value = line.partition(b":")
         if field == b"data":
             self._data.append(value[1:] if value[:1] == b" " else value)
+
+
+def _is_one_event(piece: bytes) -> bool:
+    """Whether it is one whole event of a single `data: ` line, as nearly all are."""
+    return (
+        piece.startswith(b"data: ") and piece.endswith(b"\n\n") and piece.find(10) == len(piece) - 2 and 13 not in piece
+    )

@@ -175,6 +175,9 @@ def _content(choice: dict[str, Any]) -> tuple[bool, bool, str]:
         found = choice.get("text")
         text = found if isinstance(found, str) else ""
         return bool(text), bool(text), text
+    content = delta.get("content")
+    if len(delta) == 1 and isinstance(content, str):
+        return bool(content), bool(content), content
     texts = {name: delta[name] for name in _TEXT_FIELDS if isinstance(delta.get(name), str) and delta[name]}
     has_output = bool(texts) or bool(delta.get("tool_calls")) or bool(delta.get("function_call"))
     return has_output, "content" in texts, "".join(texts.values())

@@ -53,6 +53,16 @@ def test_the_whole_answer() -> None:
     assert (WHOLE.finish_reason, WHOLE.counted_by, WHOLE.count_mismatch) == ("stop", "frames", False)
 
 
+def test_event_by_event_reads_the_same() -> None:
+    """As servers write them, and so that what is held of one counts for the next, which is a whole event by itself."""
+    lines = ANSWER.split(b"\n\n")[:-1]
+    assert read([(5, line + b"\n\n") for line in lines]) == WHOLE
+    for held in (b"data: {\n", b"data: 1\r", b"x", b"data: x"):
+        whole, cut = EventParser(), EventParser()
+        event = b'data: {"a": 1}\n\n'
+        assert cut.feed(event) + cut.feed(held) + cut.feed(event) == whole.feed(event + held + event), held
+
+
 def test_every_split_position_reads_the_same() -> None:
     for cut in range(len(ANSWER) + 1):
         assert read([(5, ANSWER[:cut]), (5, ANSWER[cut:])]) == WHOLE, cut
