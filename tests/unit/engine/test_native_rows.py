@@ -48,7 +48,7 @@ def test_q8_is_within_half_a_step(m: int, groups: int, seed: int) -> None:
     x = random_rows(seed, m, 32 * groups)
     codes, scales, sums = rows.encode("scalar", x, "q8")
     grouped = x.reshape(m, groups, 32)
-    np.testing.assert_array_equal(scales, np.abs(grouped).max(2, initial=0) / np.float32(127))
+    np.testing.assert_array_equal(scales, np.abs(grouped).max(2, initial=0) * np.float32(1 / 127))
     step = np.repeat(scales, 32, 1).astype(np.float64)
     assert (np.abs(codes * step - x) <= 0.50001 * step).all()
     np.testing.assert_array_equal(sums, codes.reshape(m, 2 * groups, 16).sum(2, dtype=np.int32))

@@ -1,5 +1,5 @@
 // Row kernels, two registers to 16 lanes.
-#include "lanes.h"
+#include "kernels.h"
 #include "levels.h"
 
 namespace inferloop {

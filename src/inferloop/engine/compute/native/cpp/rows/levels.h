@@ -1,4 +1,4 @@
-// The tables of the levels: one source (lanes.h), compiled for each.
+// The tables of the levels: one source (kernels.h), compiled for each.
 #pragma once
 
 #include "rows.h"

@@ -1,5 +1,5 @@
 // Row kernels, what every machine runs.
-#include "lanes.h"
+#include "kernels.h"
 #include "levels.h"
 
 namespace inferloop {
