@@ -71,17 +71,6 @@ class Bench:
         first_s, last_s = ([(t_ns - started) / 1e9 for t_ns in moments.values()] for moments in (first, last))
         return Timing(first_s, last_s, list(counts.values()))
 
-    def generate(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
-        """What the model answers, greedily, up to an end token."""
-        self._updates.clear()
-        sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        self._num_sent += 1
-        now_ns = self._clock.now_ns()
-        request = TokenRequest(f"r{self._num_sent}", tuple(prompt), sampling, TraceContext.new(), now_ns)
-        self.engine.submit(request)
-        self._done.acquire()
-        return [token for update in self._updates for token in update.token_ids]
-
     def measure(self, point: Point, rng: random.Random, temperature: float) -> dict[str, float]:
         """What one run of a point tells, in tokens/s."""
         prompts = point.prompts(self.engine.info.vocab_size, rng.getrandbits(32))

@@ -3,8 +3,8 @@
     python -m lab.quality
     python -m lab.quality --modes native-stored native-stored/int8 --no-peers
 
-The texts are the beginning of a page of documentation of this project, and a chat whose answers the model gives itself,
-greedily, in fp32. At each position: is the likeliest next token that of fp32 (top-1), how far is the distribution from
+The texts of lab/texts are a page of documentation, and a chat whose answers SmolLM2-135M gave itself, greedily and in
+fp32. At each position: is the likeliest next token that of fp32 (top-1), how far is the distribution from
 that of fp32 (KL of ours from the truth, in nats), how likely is the token that really follows (perplexity). The truth
 is torch in fp32 on the very weights of the file. Of the peers those take part that are installed and tell logits.
 """
@@ -17,19 +17,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 from lab.modes import Mode, logits
-from lab.offline import Bench
 from lab.peers.configs import CLASSES, configs, points
 from lab.peers.models import ModelSet, prepare
 from lab.peers.protocol import PeerError, Worker
 from lab.peers.table import OURS
 from numpy.typing import NDArray
 
-from inferloop.engine.config import EngineConfig
 from inferloop.engine.text.codec import Codec
 from inferloop.models.resolve import ModelFiles, resolve
 
@@ -42,14 +39,9 @@ MODES = [
     *("native-bf16/bf16", "native-bf16/int8", "native-fp32/bf16", "torch-bf16"),
 ]
 NUM_POSITIONS = 512
-DOCUMENT = Path("docs/structures.md")
-QUESTIONS = (
-    "What is the difference between a list and a tuple in Python?",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "Why is the sky blue?",
-    "Give me a recipe for a simple vegetable soup.",
-    "Explain what a hash table is to a child.",
-)
+PATHS = (Path("lab/texts/document.txt"), Path("lab/texts/chat.txt"))
+PEERS = ("llama-cpp", "transformers")
+"""Those that tell their logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +79,11 @@ def distance(found: Float32, truth: Float32, token_ids: list[int]) -> Distance:
     return Distance(top1, float(np.mean(kl)), float(np.exp(np.mean(nll))))
 
 
-def texts(files: ModelFiles, num_threads: int) -> list[Text]:
+def texts(files: ModelFiles) -> list[Text]:
     codec = Codec(files)
-    document = list(codec.encode_text(DOCUMENT.read_text()))[:NUM_POSITIONS]
-    return [Text("document", document), Text("chat", chat(files, codec, num_threads))]
-
-
-def chat(files: ModelFiles, codec: Codec, num_threads: int) -> list[int]:
-    """Question by question, each answered by the model itself in at most 120 tokens."""
-    runner = Mode(TRUTH).load(files, num_threads=num_threads, num_tokens=2 * NUM_POSITIONS)
-    bench = Bench(runner, EngineConfig(eos_token_ids=codec.tokenizer.eos_token_ids))
-    messages: list[dict[str, str]] = []
-    for question in QUESTIONS:
-        messages.append({"role": "user", "content": question})
-        answer = bench.generate(codec.encode_chat(messages), 120)
-        messages.append({"role": "assistant", "content": codec.decode(answer)})
-        token_ids = codec.encode_chat(messages, add_generation_prompt=False)
-        if len(token_ids) >= NUM_POSITIONS:
-            bench.engine.stop()
-            return list(token_ids[:NUM_POSITIONS])
-    raise ValueError(f"all questions and answers are {len(token_ids)} tokens, {NUM_POSITIONS} are needed")
+    found = [Text(path.stem, list(codec.encode_text(path.read_text()))[:NUM_POSITIONS]) for path in PATHS]
+    assert all(len(text.token_ids) == NUM_POSITIONS for text in found), "a text is too short"
+    return found
 
 
 def of_modes(
@@ -122,8 +99,8 @@ def of_modes(
 def of_peers(models: ModelSet, found: list[Text], num_threads: int) -> Iterator[tuple[str, list[Float32]]]:
     wanted = points([1], [NUM_POSITIONS])
     for config in configs(list(CLASSES), models, 0, wanted, num_threads):
-        if config.engine not in ("llama-cpp", "transformers") or not config.python().exists():
-            continue
+        if config.engine not in PEERS or not config.python().exists() or config.spec.get("unified"):
+            continue  # one buffer for all sequences makes no difference to one
         command = [str(config.python()), "-m", f"lab.peers.workers.{config.worker}"]
         with tempfile.TemporaryDirectory() as folder:
             to = Path(folder) / "logits.npy"
@@ -157,7 +134,7 @@ def main() -> None:
     options = parser.parse_args()
     models = prepare("smollm2")
     files = resolve(str(models.stored))
-    found = texts(files, options.threads)
+    found = texts(files)
     truth = next(of_modes([TRUTH], files, found, options.threads))[1]
     rows: list[tuple[str, list[Distance]]] = []
 
@@ -172,8 +149,7 @@ def main() -> None:
     if not options.no_peers:
         for name, told in of_peers(models, found, options.threads):
             add(name, told)
-    print(f"{files.path.name}, {NUM_POSITIONS} positions of each text: {DOCUMENT}", end=" ")
-    print(f"(sha256 {sha256(DOCUMENT.read_bytes()).hexdigest()[:12]}) and a chat of the model with itself.\n")
+    print(f"{files.path.name}, {NUM_POSITIONS} positions of each text, {options.threads} threads.\n")
     print(table(rows, found))
 
 

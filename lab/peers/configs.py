@@ -49,8 +49,11 @@ def scout_of(point: Point) -> Point:
     return Point(min(point.streams, 8), 256, 32)
 
 
-def configs(classes: list[str], models: ModelSet, vocab_size: int, wanted: list[Point], threads: int) -> list[Config]:
-    """All that there are for these classes. Every engine gets room for the longest prompt and the most streams."""
+def configs(
+    classes: list[str], models: ModelSet, vocab_size: int, wanted: list[Point], threads: int, *, few: bool = False
+) -> list[Config]:
+    """All that there are for these classes. Every engine gets room for the longest prompt and the most streams.
+    `few`: at most two of each peer, as all of them are in memory together."""
     longest = max(point.prompt + point.output for point in wanted)
     most = max(point.streams for point in wanted)
     length = max(point.prompt + point.output for point in wanted if point.streams == most)
@@ -64,7 +67,9 @@ def configs(classes: list[str], models: ModelSet, vocab_size: int, wanted: list[
             found.append(
                 Config("transformers", "transformers", weights, "bf16", _spec(models.hf, threads, dtype="bfloat16"))
             )
-    return found
+    if not few:
+        return found
+    return [c for i, c in enumerate(found) if [d.engine for d in found[:i]].count(c.engine) < 2]
 
 
 def _spec(model: Path, threads: int, **more: Any) -> dict[str, Any]:

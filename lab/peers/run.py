@@ -133,7 +133,7 @@ def measure(options: argparse.Namespace, weights: str, wanted: list[Point], dead
     models = prepare(options.model)
     (FOLDER / "results").mkdir(parents=True, exist_ok=True)
     record = Record(result_path(options.model, weights), resume=options.resume)
-    asked = configs([weights], models, VOCAB[options.model], wanted, options.threads)
+    asked = configs([weights], models, VOCAB[options.model], wanted, options.threads, few=options.model != "smollm2")
     asked = [c for c in asked if c.engine in options.engines and c.python().exists()]
     with ExitStack() as stack:
         running: list[Running] = []
