@@ -175,7 +175,7 @@ def report(options: argparse.Namespace, records: list[Record], wanted: list[Poin
         return "nothing was measured"
     loads = [s.load_average for s in samples]
     text = [
-        f"{options.model}, {options.threads} threads on {machine()}; medians of {options.rounds} rounds (*: 1). "
+        f"{options.model}, {options.threads} threads on {machine()}; medians of up to {options.rounds} rounds (*: 1). "
         f"{wanted[0].prompt} tokens in and {wanted[0].output} out where nothing else is said. "
         f"Load average {min(loads):.1f} to {max(loads):.1f}.",
         "",
