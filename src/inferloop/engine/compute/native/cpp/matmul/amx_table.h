@@ -1,8 +1,8 @@
 // Products on AMX tiles, for machines that have them and, with tiles that are played, for tests.
 //
-// Group formats keep the bits of the other levels: a tile instruction sums the 32 inputs of a record (or 16) exactly for
-// 16 rows at once, and what it is worth is computed as everywhere. So rows that do not fill 16 may go the other way.
-// bf16 goes through tiles at every number of rows, since their order of operations is their own.
+// Group formats keep the bits of the other levels: a tile instruction sums the 32 inputs of a record (or 16) exactly
+// for 16 rows at once, and what it is worth is computed as everywhere. So rows that do not fill 16 may go the other
+// way. bf16 goes through tiles at every number of rows, since their order of operations is their own.
 #pragma once
 
 #include "avx512_float.h"
@@ -102,8 +102,8 @@ struct TileGroupKernels {
 
 /// Up to 32 rows times up to 2 tiles of weights.
 template <class Tiles>
-void tile_bf16(Tiles& tiles, const uint8_t* const weights[2], const Bf16* const rows[2], ptrdiff_t k, float* const out[2],
-               const size_t ld_out[2]) {
+void tile_bf16(Tiles& tiles, const uint8_t* const weights[2], const Bf16* const rows[2], ptrdiff_t k,
+               float* const out[2], const size_t ld_out[2]) {
   const ptrdiff_t stride = k * sizeof(Bf16);
   tiles.template zero<0>();
   tiles.template zero<1>();

@@ -1,7 +1,7 @@
 // Group formats on 256-bit registers without VNNI: a tile is two registers of 8 outputs, 4 inputs of each in a lane.
 //
 // vpmaddubsw adds pairs of products in 16 bits, which is exact for codes of 4 bits, also when a part's 32 products are
-// added: 32 * 15 * 127 / 2 < 2^15. Codes of 8 bits are two of 4.
+// added: 16 * 15 * 127 < 2^15. Codes of 8 bits are two of 4.
 #pragma once
 
 #include <immintrin.h>
@@ -26,8 +26,8 @@ namespace {
 
 /// R rows times a tile.
 template <int Bits, int Parts, bool HasMin, int R>
-[[gnu::noinline]] void group_block(const RecordShape& record, const uint8_t* tile, const GroupRows& x, int row, float* out,
-                                   size_t ld_out) {
+[[gnu::noinline]] void group_block(const RecordShape& record, const uint8_t* tile, const GroupRows& x, int row,
+                                   float* out, size_t ld_out) {
   const ptrdiff_t n = x.num_records;
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
   const uint8_t* at = tile;

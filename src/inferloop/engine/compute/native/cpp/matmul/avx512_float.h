@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "ahead.h"
 #include "blocks.h"
 #include "matmul.h"
 
@@ -39,7 +40,8 @@ struct Bf16Pairs {
 
 template <class Kind, int R, int T>
 [[gnu::noinline]] void float_block(const uint8_t* tiles, size_t tile_bytes, const typename Kind::Number* x, ptrdiff_t k,
-                                   float* out, size_t ld_out) {
+                                   Ahead ahead, float* out, size_t ld_out) {
+  constexpr bool kStreams = R <= kStreamedRows && T == 1;
   __m512 sums[R][T];
   for (int r = 0; r < R; ++r)
     for (int t = 0; t < T; ++t) sums[r][t] = _mm512_setzero_ps();
@@ -47,9 +49,12 @@ template <class Kind, int R, int T>
   for (ptrdiff_t i = 0; i < k; i += Kind::kInputs) {
     __m512 w[T];
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
-      w[t] = _mm512_loadu_ps(tiles + t * tile_bytes);
-      _mm_prefetch(tiles + t * tile_bytes + 8192, _MM_HINT_T0);
+    for (int t = 0; t < T; ++t) w[t] = _mm512_loadu_ps(tiles + t * tile_bytes);
+    if (kStreams) {
+      _mm_prefetch(tiles + kLeadBytes, _MM_HINT_T0);
+    } else {
+      for (ptrdiff_t line = 0; line < ahead.step; line += 64) _mm_prefetch(ahead.at + line, _MM_HINT_T0);
+      ahead.at += ahead.step;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -74,12 +79,14 @@ void float_multiply(const Matrix& w, const Rows& x, int tile_begin, int tile_end
     const typename Kind::Number* numbers = Kind::rows(x) + first * k;
     for (int t = tile_begin; t < tile_end;) {
       const uint8_t* tiles = w.data + t * w.tile_bytes;
-      const int num_tiles = tile_end - t < kMaxTiles ? tile_end - t : kMaxTiles;
+      const int most = m <= kStreamedRows ? 1 : kMaxTiles, num_tiles = tile_end - t < most ? tile_end - t : most;
+      const ptrdiff_t num_bytes = num_tiles * w.tile_bytes;
       float* to = out + (t - tile_begin) * kTile;
       with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
         each_block<kMaxRows>(m, [&](int row, auto rows) {
-          float_block<Kind, decltype(rows)::value, decltype(tile_count)::value>(tiles, w.tile_bytes, numbers + row * k, k,
-                                                                                to + row * ld_out, ld_out);
+          constexpr int R = decltype(rows)::value, T = decltype(tile_count)::value;
+          const Ahead ahead(tiles + num_bytes, num_bytes, row, R, m, k / Kind::kInputs);
+          float_block<Kind, R, T>(tiles, w.tile_bytes, numbers + row * k, k, ahead, to + row * ld_out, ld_out);
         });
       });
       t += num_tiles;

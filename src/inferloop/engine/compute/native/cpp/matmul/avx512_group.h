@@ -1,29 +1,20 @@
 // Group formats on 512-bit registers with VNNI: the 16 outputs of a tile are the lanes, 4 inputs of each in one.
 //
 // A block is R rows times T tiles, whose sums stay in registers: 8 vpdpbusd for a record of a tile and a row, then what
-// it is worth in the order of matmul/scalar.cpp. An offset of the codes costs nothing, since the integer sums begin with
-// it. Codes of 4 bits and numbers of 16 are widened as they come, on pipes that vpdpbusd leaves idle: nothing is copied.
+// it is worth in the order of matmul/scalar.cpp. An offset of the codes costs nothing, since the integer sums begin
+// with it. Codes of 4 bits and numbers of 16 are widened as they come, on pipes that vpdpbusd leaves idle: nothing is
+// copied.
 #pragma once
 
 #include <immintrin.h>
 
+#include "ahead.h"
 #include "blocks.h"
 #include "group_rows.h"
 #include "record.h"
 
 namespace inferloop {
 namespace {
-
-// One or two rows are as fast as their weights come, so these are read in one stream and prefetched this far ahead. More
-// rows take longer to multiply than to fetch weights for: while all of them pass by two tiles, the next two come, evenly.
-constexpr int kStreamedRows = 2;
-constexpr ptrdiff_t kLeadBytes = 8192;
-
-/// What a block prefetches that does not stream: for each record `step` bytes more, from `at` on.
-struct Ahead {
-  const uint8_t* at;
-  ptrdiff_t step;
-};
 
 // (The forms with a mask are for gcc 12, which takes the plain ones' undefined operand for a mistake of ours.)
 [[gnu::always_inline]] inline __m512 numbers_at(const uint8_t* at, bool wide) {
@@ -121,8 +112,7 @@ struct GroupKernels {
       const ptrdiff_t num_bytes = num_tiles * w.tile_bytes;
       with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
         each_block<kMaxRows>(x.m, [&](int row, auto rows) {
-          const Ahead ahead = {tiles + num_bytes + num_bytes * row / x.m,
-                               num_bytes * decltype(rows)::value / (x.m * x.num_records)};
+          const Ahead ahead(tiles + num_bytes, num_bytes, row, decltype(rows)::value, x.m, x.num_records);
           group_block<Bits, Parts, HasMin, decltype(rows)::value, decltype(tile_count)::value>(
               record, tiles, w.tile_bytes, x, row, ahead, out + row * ld_out, ld_out);
         });

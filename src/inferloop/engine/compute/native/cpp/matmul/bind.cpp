@@ -48,8 +48,8 @@ Scratch scratch_of(size_t bytes) {
   return Scratch(static_cast<uint8_t*>(::operator new(bytes + 64, std::align_val_t{64})));
 }
 
-Matrix matrix_of(const std::string& format, int n, int k, Array<uint8_t, 1> data, size_t tile_bytes, int bits, int group,
-                 int offset, bool wide, bool has_min, const std::optional<Array<float, 1>>& bias) {
+Matrix matrix_of(const std::string& format, int n, int k, Array<uint8_t, 1> data, size_t tile_bytes, int bits,
+                 int group, int offset, bool wide, bool has_min, const std::optional<Array<float, 1>>& bias) {
   Matrix w{.n = n, .k = k, .data = data.data(), .tile_bytes = tile_bytes, .bits = bits, .group = group,
            .offset = offset, .wide = wide, .has_min = has_min};
   require(format == "f32" || format == "bf16" || format == "group", "format is f32, bf16 or group");
@@ -190,8 +190,8 @@ auto row(const std::string& isa, const Matrix& w, int output) {
 void bind_matmul(nb::module_& m) {
   nb::class_<Matrix>(m, "Matrix", "A weight matrix as types.h describes it; keeps the arrays that it reads.")
       .def("__init__",
-           [](Matrix* self, const std::string& format, int n, int k, Array<uint8_t, 1> data, size_t tile_bytes, int bits,
-              int group, int offset, bool wide, bool has_min, std::optional<Array<float, 1>> bias) {
+           [](Matrix* self, const std::string& format, int n, int k, Array<uint8_t, 1> data, size_t tile_bytes,
+              int bits, int group, int offset, bool wide, bool has_min, std::optional<Array<float, 1>> bias) {
              new (self)
                  Matrix(matrix_of(format, n, k, data, tile_bytes, bits, group, offset, wide, has_min, bias));
            },

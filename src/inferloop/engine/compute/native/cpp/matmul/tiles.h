@@ -8,8 +8,8 @@
 namespace inferloop {
 namespace {
 
-/// What ldtilecfg reads. Sums (tiles 0 .. 3) are 16 x 16; rows (4, 5) 16 of `row_bytes`; weights (6, 7) their 4 bytes of
-/// 16 outputs in each of row_bytes / 4 rows.
+/// What ldtilecfg reads. Sums (tiles 0 .. 3) are 16 x 16; rows (4, 5) 16 of `row_bytes`; weights (6, 7) their 4 bytes
+/// of 16 outputs in each of row_bytes / 4 rows.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;

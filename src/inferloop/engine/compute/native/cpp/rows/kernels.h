@@ -1,5 +1,5 @@
-// Row kernels on 16 lanes: one source that every level compiles for itself. Nothing here is fused and every sum has a fixed
-// order, so that all levels give the same bits.
+// Row kernels on 16 lanes: one source that every level compiles for itself. Nothing here is fused and every sum has a
+// fixed order, so that all levels give the same bits.
 #pragma once
 
 #include "lanes.h"

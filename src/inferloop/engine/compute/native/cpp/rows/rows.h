@@ -10,7 +10,7 @@ enum class Activation : uint8_t { silu, gelu_tanh };
 
 /// All levels give the same bits. Lengths are multiples of 16, but for `rotate` and `add`, which take any.
 struct RowKernels {
-  /// Columns begin .. begin + count of row r of `to` take x[0 .. count) in its form; begin and count are multiples of 32.
+  /// Columns begin .. begin + count of row r of `to` take x[0 .. count) in its form; begin, count: multiples of 32.
   void (*encode)(const float* x, int begin, int count, const Rows& to, int r);
 
   /// RMSNorm (Zhang, Sennrich 2019): out[i] = x[i] / sqrt(mean(x^2) + eps) * gain[i]; out may be x.
@@ -19,8 +19,8 @@ struct RowKernels {
   /// out[i] = act(gate[i]) * up[i] (Shazeer 2020), act within 4 ulp; out may be gate.
   void (*gated)(Activation act, const float* gate, const float* up, int n, float* out);
 
-  /// Rotate pairs (i, i + dim / 2) of a head in place, i < dim / 2, by cos[i], sin[i] (Su et al. 2021). What lies beyond
-  /// dim stays.
+  /// Rotate pairs (i, i + dim / 2) of a head in place, i < dim / 2, by cos[i], sin[i] (Su et al. 2021). What lies
+  /// beyond dim stays.
   void (*rotate)(float* head, const float* cos, const float* sin, int dim);
 
   /// x[i] += y[i].
