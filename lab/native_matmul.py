@@ -4,7 +4,8 @@
     python -m lab.native_matmul --isa avx512_bf16 avx2 --rows 1 8 128 --formats q4_1
 
 The matrices of a Llama-like model of 135 million parameters (hidden size 576, 30 layers, 49,152 tokens), for each
-format all of them one after the other, as a step multiplies them, with a barrier between. Variants take turns; medians.
+format all of them one after the other, as a step multiplies them, with a barrier between. In every round the machine is
+measured first, then variants take turns; medians.
 
 `GB/s` of weights, beside reading a working set of that size; `GMAC/s` beside the peak of the multiplier that the format
 uses (int8 for groups). A product that memory bounds is good when the first share is near 1, one that arithmetic bounds
@@ -14,6 +15,7 @@ when the second is: groups give at least 2 of 10 (4-bit with mins 3 of 11) multi
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 from dataclasses import dataclass
@@ -76,11 +78,24 @@ def main() -> None:
     parser.add_argument("--max-tiles", type=int, default=8, help="tiles that a thread takes at a time")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    os.sched_setaffinity(0, {0})  # the helpers are pinned to the other cores
+    cores = os.sched_getaffinity(0)
 
     models = {name: model_of(KINDS[name]) for name in options.formats}
     times: dict[tuple[str, str, int], list[float]] = {}
+    reads: dict[int, list[float]] = {}
+    peaks: dict[OpKind, list[float]] = {}
+    sizes = sorted({num_bytes for _, num_bytes, _ in models.values()})
     for _ in range(options.rounds):
+        os.sched_setaffinity(0, cores)
+        hardware = measure(sizes, 1.0, threads=[options.threads])
+        os.sched_setaffinity(0, {0})  # the sweep's helpers are pinned to the other cores
+        for read in hardware.bandwidth:
+            reads.setdefault(read.working_set_bytes, []).append(read.bytes_per_s)
+        best: dict[OpKind, float] = {}
+        for peak in hardware.peaks:
+            best[peak.kind] = max(best.get(peak.kind, 0.0), peak.ops_per_s / 2)
+        for kind, rate in best.items():
+            peaks.setdefault(kind, []).append(rate)
         for name in options.formats:
             for isa in options.isa:
                 for m in options.rows:
@@ -88,22 +103,20 @@ def main() -> None:
                         isa, models[name][0], m, options.threads, options.max_tiles, max(2, 24 // (m + 1))
                     )
                     times.setdefault((name, isa, m), []).extend(seconds)
-    hardware = measure([models[name][1] for name in options.formats], 3.0, threads=[options.threads])
-    peaks = {(peak.kind, peak.isa): peak.ops_per_s / 2 for peak in hardware.peaks}
-    reads = {read.working_set_bytes: read.bytes_per_s for read in hardware.bandwidth}
 
-    print(f"{options.threads} threads, best level {_native.best_isa()}; others took {hardware.others_share:.0%}")
+    print(f"{options.threads} threads, best level {_native.best_isa()}")
     print(
         "| format | level | rows | ms (best) | GB/s | of read | GMAC/s | of peak |\n|---|---|---|---|---|---|---|---|"
     )
     for (name, isa, m), seconds in times.items():
         _, num_bytes, macs = models[name]
         median = statistics.median(seconds)
-        read = min(reads.items(), key=lambda item: abs(item[0] - num_bytes))[1]
-        peak = max((rate for (kind, _), rate in peaks.items() if kind == KINDS[name].op_kind), default=float("nan"))
+        read_rate = statistics.median(reads[min(reads, key=lambda size: abs(size - num_bytes))])
+        peak_rate = statistics.median(peaks.get(KINDS[name].op_kind, [math.nan]))
+        weights, products = num_bytes / median, macs * m / median
         print(
-            f"| {name} | {isa} | {m} | {median * 1e3:.2f} ({min(seconds) * 1e3:.2f}) | {num_bytes / median / 1e9:.1f} "
-            f"| {num_bytes / median / read:.0%} | {macs * m / median / 1e9:.0f} | {macs * m / median / peak:.0%} |"
+            f"| {name} | {isa} | {m} | {median * 1e3:.2f} ({min(seconds) * 1e3:.2f}) | {weights / 1e9:.1f} "
+            f"| {weights / read_rate:.0%} | {products / 1e9:.0f} | {products / peak_rate:.0%} |"
         )
 
 

@@ -20,6 +20,13 @@ float number_at(const uint8_t* numbers, bool wide, int i) {
   return from_fp16(value);
 }
 
+int code_at(const uint8_t* record, int bits, int input, int output) {
+  const int j = input / 4, place = output * 4 + input % 4;
+  if (bits == 8) return record[j * 64 + place];
+  const uint8_t pair = record[j % 4 * 64 + place];
+  return j < 4 ? pair & 15 : pair >> 4;
+}
+
 /// A record with its codes by input, so that the loops over outputs are the inner ones.
 struct Unpacked {
   uint8_t codes[kGroup][kTile];
@@ -28,11 +35,7 @@ struct Unpacked {
 
   Unpacked(const uint8_t* record, const RecordShape& shape) {
     for (int i = 0; i < kGroup; ++i)
-      for (int c = 0; c < kTile; ++c) {
-        const int j = i / 4, place = c * 4 + i % 4;
-        const uint8_t byte = record[(shape.bits == 8 ? j : j % 4) * 64 + place];
-        codes[i][c] = shape.bits == 8 ? byte : j < 4 ? byte & 15 : byte >> 4;
-      }
+      for (int c = 0; c < kTile; ++c) codes[i][c] = code_at(record, shape.bits, i, c);
     for (int p = 0; p < shape.parts; ++p)
       for (int c = 0; c < kTile; ++c) {
         scales[p][c] = number_at(record + shape.scales, shape.wide, p * kTile + c);
@@ -118,11 +121,12 @@ void row(const Matrix& w, int output, float* out) {
   } else {
     const RecordShape shape(w);
     for (int g = 0; g < w.k / kGroup; ++g) {
-      const Unpacked record(tile + g * shape.size, shape);
-      for (int i = 0; i < kGroup; ++i) {
-        const int part = i / w.group;
-        const float steps = static_cast<float>(record.codes[i][c] - w.offset);
-        out[g * kGroup + i] = std::fma(record.scales[part][c], steps, shape.has_min ? record.mins[part][c] : 0.0f);
+      const uint8_t* record = tile + g * shape.size;
+      for (int p = 0; p < shape.parts; ++p) {
+        const double scale = number_at(record + shape.scales, shape.wide, p * kTile + c);
+        const double min = shape.has_min ? number_at(record + shape.mins, shape.wide, p * kTile + c) : 0;
+        for (int i = p * w.group; i < (p + 1) * w.group; ++i)
+          out[g * kGroup + i] = static_cast<float>(scale * (code_at(record, shape.bits, i, c) - w.offset) + min);
       }
     }
   }
