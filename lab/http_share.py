@@ -47,7 +47,7 @@ from inferloop.serve.run import bind, serve
 
 VARIANTS = ("plain", "one-thread", "nice", "batch", "switch")
 MODEL = "smollm2-135m-instruct"
-NICENESS = 10
+NICENESS = 5
 NUM_CPUS = len(os.sched_getaffinity(0))
 
 
@@ -66,7 +66,7 @@ def run_server(variant: str, port_file: Path, options: argparse.Namespace) -> No
     generator.start()
     for tid in (int(task.name) for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid()):
         if variant == "nice":
-            os.setpriority(os.PRIO_PROCESS, tid, NICENESS)
+            os.setpriority(os.PRIO_PROCESS, tid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
         elif variant == "batch":
             os.sched_setscheduler(tid, os.SCHED_BATCH, os.sched_param(0))
     if variant == "switch":
@@ -130,6 +130,7 @@ def main() -> None:
             prompts = point.prompts(alone.engine.info.vocab_size, rng.getrandbits(32))
             found: dict[str, float] = {"alone": alone.run(prompts, options.output).check(point).output_tok_s}
             found |= {variant: over_http(url, prompts, options) for variant, url in urls.items()}
+            print(f"round {i}", *(f"{name} {value:.0f}" for name, value in found.items()), flush=True)
             for name, value in found.items():
                 if i >= 0:
                     samples.setdefault(name, []).append(value)
