@@ -40,8 +40,10 @@ MODES = [
 ]
 NUM_POSITIONS = 512
 PATHS = (Path("lab/texts/document.txt"), Path("lab/texts/chat.txt"))
-PEERS = ("llama-cpp", "transformers")
+PEERS = ("llama-cpp", "openvino", "transformers")
 """Those that tell their logits."""
+SAME = ("unified", "2048 a step", "throughput", "latency, KV bf16")
+"""Configurations that change no number of a text that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def of_modes(
 def of_peers(models: ModelSet, found: list[Text], num_threads: int) -> Iterator[tuple[str, list[Float32]]]:
     wanted = points([1], [NUM_POSITIONS])
     for config in configs(list(CLASSES), models, 0, wanted, num_threads):
-        if config.engine not in PEERS or not config.python().exists() or config.spec.get("unified"):
-            continue  # one buffer for all sequences makes no difference to one
+        if config.engine not in PEERS or not config.python().exists() or any(what in config.name for what in SAME):
+            continue
         command = [str(config.python()), "-m", f"lab.peers.workers.{config.worker}"]
         with tempfile.TemporaryDirectory() as folder:
             to = Path(folder) / "logits.npy"

@@ -21,7 +21,8 @@ class OpenVino:
         config = openvino_genai.SchedulerConfig()
         for name, value in spec["scheduler"].items():
             setattr(config, name, value)
-        properties = {"INFERENCE_NUM_THREADS": spec["threads"], **spec["properties"]}
+        self._spec = spec
+        self._properties = properties = {"INFERENCE_NUM_THREADS": spec["threads"], **spec["properties"]}
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(spec["model"], config, "CPU", properties)
         self.version = f"openvino-genai {openvino_genai.__version__.split('-')[0]}"
         self.flags = f"{properties} {spec['scheduler']}"
@@ -49,7 +50,21 @@ class OpenVino:
         return Timing(first, last, counts)
 
     def logits(self, token_ids: Sequence[int], to: Path) -> None:
-        raise NotImplementedError("the pipeline tells sampled tokens only")
+        """The pipeline tells sampled tokens only: its model is saved beside `to` and compiled again by itself."""
+        model = Path(self._spec["model"])
+        copy = to.parent / model.name
+        if not copy.exists():
+            copy.symlink_to(model)
+            openvino_genai.LLMPipeline(copy, "CPU", enable_save_ov_model=True)
+        compiled = openvino.Core().compile_model(to.parent / "openvino_model.xml", "CPU", self._properties)
+        num = len(token_ids)
+        inputs = {
+            "input_ids": np.asarray([token_ids], np.int64),
+            "attention_mask": np.ones((1, num), np.int64),
+            "position_ids": np.arange(num, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        np.save(to, compiled.create_infer_request().infer(inputs)["logits"][0].astype(np.float32))
 
 
 if __name__ == "__main__":
