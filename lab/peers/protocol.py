@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ from typing import Any, Protocol
 from lab.peers.point import Point, Timing
 
 Spec = Mapping[str, Any]
+PATIENCE_S = 600.0
+"""For any one answer."""
 
 
 class Peer(Protocol):
@@ -103,22 +106,29 @@ class Worker:
                 bufsize=1,
             )
 
-    def load(self, spec: Spec) -> dict[str, Any]:
-        return self._ask({"do": "load", "spec": dict(spec)})
+    def load(self, spec: Spec, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+        return self._ask({"do": "load", "spec": dict(spec)}, timeout_s)
 
-    def run(self, point: Point, seed: int) -> tuple[Timing, float]:
+    def run(self, point: Point, seed: int, timeout_s: float = PATIENCE_S) -> tuple[Timing, float]:
         """(moments, peak RSS of the worker's process in MiB)."""
-        told = self._ask({"do": "run", "point": asdict(point), "seed": seed})
+        told = self._ask({"do": "run", "point": asdict(point), "seed": seed}, timeout_s)
         return Timing(**told["timing"]), told["peak_rss_mib"]
 
     def logits(self, token_ids: Sequence[int], to: Path) -> None:
         self._ask({"do": "logits", "token_ids": list(token_ids), "to": str(to)})
 
-    def _ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, what: Mapping[str, Any], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Raises PeerError; an engine that does not answer in time is killed."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(what) + "\n")
-        line = self._process.stdout.readline()
+        timer = threading.Timer(timeout_s, self._process.kill)
+        timer.start()
+        try:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(what) + "\n")
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+            timer.join()
         if not line:
             raise PeerError(f"the process ended with {self._process.wait()}, see {self.log}")
         told: dict[str, Any] = json.loads(line)

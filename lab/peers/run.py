@@ -36,6 +36,8 @@ FOLDER = Path(".peers")
 ENGINES = (OURS, "llama-cpp", "openvino", "vllm", "transformers")
 VOCAB = {"smollm2": 49152, "llama-1.2b": 128256}
 NEAR_ITS_BEST, NEAR_THE_BEST = 0.9, 0.7
+GRACE_S = 20.0
+"""Longer than the deadline a sample that has begun may take."""
 FIRST = Point(1, 16, 1)
 """What a start ends with: the first token of a short prompt."""
 
@@ -54,8 +56,8 @@ class Running:
     told: dict[str, Any]
     start_s: float
 
-    def sample(self, point: Point, round_number: int) -> Sample:
-        timing, peak_rss_mib = self.worker.run(point, round_number)
+    def sample(self, point: Point, round_number: int, timeout_s: float) -> Sample:
+        timing, peak_rss_mib = self.worker.run(point, round_number, timeout_s)
         config = self.config
         load = os.getloadavg()[0]
         return Sample(config.weights, config.engine, config.name, point, round_number, timing, peak_rss_mib, load)
@@ -112,19 +114,18 @@ class Record:
         return any((s.engine, s.config, s.point, s.round_number) == key for s in self.samples)
 
 
-def start(config: Config, log: Path, *, quiet: bool) -> Running:
+def start(config: Config, log: Path, timeout_s: float) -> Running:
     """Load a configuration up to its first token."""
     command = [str(config.python()), "-m", f"lab.peers.workers.{config.worker}"]
     worker = Worker(command, log=log, env=config.env)
     try:
-        told = worker.load(config.spec)
-        worker.run(FIRST, 0)
+        told = worker.load(config.spec, timeout_s)
+        worker.run(FIRST, 0, timeout_s)
     except BaseException:
         worker.close()
         raise
     start_s = (time.monotonic_ns() - worker.started_ns) / 1e9
-    if not quiet:
-        print(f"  {config.key}: first token after {start_s:.2f} s", file=sys.stderr)
+    print(f"  {config.key}: first token after {start_s:.2f} s", file=sys.stderr)
     return Running(config, worker, told, start_s)
 
 
@@ -139,7 +140,7 @@ def measure(options: argparse.Namespace, weights: str, wanted: list[Point], dead
         running: list[Running] = []
         for config in asked:
             try:
-                found = start(config, FOLDER / f"{config.worker}.log", quiet=False)
+                found = start(config, FOLDER / f"{config.worker}.log", max(deadline - time.monotonic(), 1.0))
             except PeerError as error:
                 print(f"  {config.key} does not run: {error}", file=sys.stderr)
                 continue
@@ -150,7 +151,7 @@ def measure(options: argparse.Namespace, weights: str, wanted: list[Point], dead
             in_round = wanted if round_number else list(dict.fromkeys(map(scout_of, wanted)))
             for point in in_round:
                 before = [s for s in record.samples if s.round_number < round_number]
-                for each in running:
+                for each in list(running):
                     if time.monotonic() > deadline:
                         print("  out of time: --resume goes on from here", file=sys.stderr)
                         return record
@@ -158,7 +159,11 @@ def measure(options: argparse.Namespace, weights: str, wanted: list[Point], dead
                         continue
                     if round_number and not is_wanted((each.config, point, round_number), before):
                         continue
-                    record.add(each.sample(point, round_number))
+                    try:
+                        record.add(each.sample(point, round_number, max(deadline - time.monotonic(), 1.0) + GRACE_S))
+                    except PeerError as error:
+                        print(f"  {each.config.key} leaves: {error}", file=sys.stderr)
+                        running.remove(each)
             print(f"  {weights}: round {round_number} done", file=sys.stderr)
     return record
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 FAKE = """
 import os
 import sys
+import time
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class Fake:
     def run(self, prompts, num_output):
         if prompts[0] == [0]:
             raise RuntimeError("no")
+        if len(prompts) == 4:
+            time.sleep(60)
         if len(prompts) == 3:
             os._exit(7)
         given = num_output - (len(prompts) == 2)
@@ -83,3 +86,9 @@ def test_an_engine_that_dies_is_told_with_its_log(worker: Worker) -> None:
     worker.load({"vocab_size": 5})
     with pytest.raises(PeerError, match=r"ended with 7.*log"):
         worker.run(Point(3, 4, 16), seed=1)
+
+
+def test_an_engine_that_hangs_is_ended(worker: Worker) -> None:
+    worker.load({"vocab_size": 5})
+    with pytest.raises(PeerError, match="ended with -9"):
+        worker.run(Point(4, 4, 16), seed=1, timeout_s=0.5)
