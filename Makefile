@@ -3,6 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt \
+  $(shell find src/inferloop/engine/compute/native/cpp -name '*.cpp' -o -name '*.h')
+HAS_NATIVE := $(BIN)/python -c 'import inferloop.engine.compute.native._native' 2>/dev/null
 
 .PHONY: setup demo test check peers clean
 
@@ -12,12 +15,17 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, found: $$($(PYTHON) --version)"; exit 3; }
 	@$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing: apt-get install python3-venv"; rm -rf $(VENV); exit 3; }
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e '.[torch]'
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
+	$(PIP_INSTALL) -e .
+	@$(HAS_NATIVE) || { \
+	  echo "The native engine was not built: that takes a C++20 compiler (apt-get install g++, then make clean demo)."; \
+	  echo "Installing torch, which computes the same more slowly and starts in seconds, not at once."; \
+	  $(PIP_INSTALL) -e '.[torch]'; }
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 	$(PIP_INSTALL) -e '.[torch,dev]'
+	@$(HAS_NATIVE) || echo "The native engine was not built (apt-get install g++, then make clean test): its tests are skipped."
 	@touch $(VENV)/.installed $@
 
 demo: $(VENV)/.installed
