@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata
-from typing import Annotated, cast
+from importlib import import_module
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
-from inferloop.cli.batch import batch
-from inferloop.cli.bench import bench
-from inferloop.cli.check import check
 from inferloop.cli.common import print_json
-from inferloop.cli.eval import eval as eval_verb
-from inferloop.cli.hardware import hardware
-from inferloop.cli.models import app as models_app
-from inferloop.cli.report import report
-from inferloop.cli.serve import serve
-from inferloop.cli.up import up
+
+VERBS = {
+    "check": "Validate a contract; show what has evidence.",
+    "up": "The main job: from a contract to a proven service.",
+    "serve": "One OpenAI-compatible replica.",
+    "batch": "Answer a file of requests, resumable.",
+    "bench": "The frontier of one replica, into a run folder.",
+    "eval": "Run a quality suite against a service.",
+    "report": "One HTML file for any run folder.",
+    "hardware": "What this machine is, and how fast it reads and multiplies.",
+    "models": "List, fetch and verify the models known by name.",
+}
+"""Each is a function of its name, or a Typer, in a module of its name."""
+
+
+def verb_command(name: str) -> Any:
+    """The command behind a verb, its module imported."""
+    found = getattr(import_module(f"inferloop.cli.{name}"), name)
+    if not isinstance(found, typer.Typer):
+        function, found = found, typer.Typer(rich_markup_mode=None, add_completion=False)
+        found.command(name)(function)
+    return typer.main.get_command(found)
+
+
+class _Verbs(TyperGroup):
+    """Imports a verb when it is called: each brings packages that the others start faster without."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in VERBS:
+            self.add_command(verb_command(args[0]), args[0])
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="inferloop",
+    cls=_Verbs,
     help="A workload contract goes in; a measured, sized, running and observed inference service comes out.",
     no_args_is_help=True,
     rich_markup_mode=None,  # boxes cut long options at 80 columns and turn up in logs
@@ -31,7 +56,9 @@ app = typer.Typer(
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"inferloop {metadata.version('inferloop')}")
+        from importlib.metadata import version
+
+        typer.echo(f"inferloop {version('inferloop')}")
         raise typer.Exit
 
 
@@ -44,15 +71,12 @@ def root(
     pass
 
 
-app.command(short_help="Validate a contract; show what has evidence.")(check)
-app.command(short_help="The main job: from a contract to a proven service.")(up)
-app.command(short_help="One OpenAI-compatible replica.")(serve)
-app.command(short_help="Answer a file of requests, resumable.")(batch)
-app.command(short_help="The frontier of one replica, into a run folder.")(bench)
-app.command(name="eval", short_help="Run a quality suite against a service.")(eval_verb)
-app.command(short_help="One HTML file for any run folder.")(report)
-app.command(short_help="What this machine is, and how fast it reads and multiplies.")(hardware)
-app.add_typer(models_app, name="models", short_help="List, fetch and verify the models known by name.")
+def _not_yet() -> None:
+    """Stands for a verb until it is called."""
+
+
+for _name, _help in VERBS.items():
+    app.command(_name, short_help=_help)(_not_yet)
 
 
 _WrongUse = cast(type[Exception], typer.BadParameter.__mro__[1])

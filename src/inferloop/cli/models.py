@@ -17,11 +17,16 @@ from inferloop.core.units import human_bytes
 from inferloop.models import fetch as fetching
 from inferloop.models.cache import cached_path
 
-app = typer.Typer(help="List, fetch and verify the models that are known by name.", no_args_is_help=True)
+models = typer.Typer(
+    help="List, fetch and verify the models that are known by name.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
 NameArgument = Annotated[str, typer.Argument(help="A name that `inferloop models list` shows.")]
 
 
-@app.command("list")
+@models.command("list")
 @verb
 def list_models(cache_dir: CacheDirOption = None, json_output: JsonOption = False) -> None:
     """Show every known model and where it lies when it is cached.
@@ -45,7 +50,7 @@ def list_models(cache_dir: CacheDirOption = None, json_output: JsonOption = Fals
             stdout.print(f"{row['name']}: {row['path']}", soft_wrap=True, markup=False)
 
 
-@app.command("fetch")
+@models.command("fetch")
 @verb
 def fetch_model(
     name: NameArgument,
@@ -66,7 +71,7 @@ def fetch_model(
         stdout.print(f"{known.display_name} ({known.license}): {path}", soft_wrap=True, markup=False)
 
 
-@app.command("verify")
+@models.command("verify")
 @verb
 def verify_model(name: NameArgument, cache_dir: CacheDirOption = None, json_output: JsonOption = False) -> None:
     """Hash a cached model again and compare with the pinned digest.

@@ -23,7 +23,7 @@ def verbs() -> list[tuple[str, ...]]:
         if not hasattr(command, "commands"):
             yield path
 
-    return list(walk(typer.main.get_command(main.app), ()))
+    return [path for name in main.VERBS for path in walk(main.verb_command(name), (name,))]
 
 
 @pytest.mark.parametrize("verb", verbs(), ids=" ".join)
