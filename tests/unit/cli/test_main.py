@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from inferloop.cli import main
