@@ -7,7 +7,7 @@ namespace inferloop {
 namespace {
 
 constexpr int kRangeBlocks = kRange / kBlock;
-constexpr int kAhead = 8;  // half blocks, keys or values: 16 KB of bf16
+constexpr int kAhead = 4;  // half blocks, keys or values: 8 KB of bf16
 
 inline void fetch_line(const uint8_t* from) { __builtin_prefetch(from); }
 
