@@ -139,20 +139,25 @@ class NativeRunner:
         return self._engine.profile()
 
     def _result(self, plan: StepPlan) -> StepResult:
+        """Nearly always nothing but tokens. Every line here is slow, because a step has swept the caches."""
         engine = self._engine
         offsets = np.empty(plan.num_sequences + 1, np.int32)
         token_ids = np.empty(engine.num_sampled, np.int32)
         count = engine.tokens(offsets, token_ids)
-        wants_logprobs = bool((plan.sampling.num_logprobs >= 0).any())
+        if count < len(token_ids):
+            token_ids = token_ids[:count]
+        if not (engine.wants_logprobs or plan.saves or plan.prompt_rows is not None or plan.pooled is not None):
+            return StepResult(plan.step_id, offsets, token_ids)
         prompt_logprobs: tuple[TokenLogprob, ...] = ()
         logprobs = None
-        if wants_logprobs or plan.prompt_rows is not None:
+        if engine.wants_logprobs or plan.prompt_rows is not None:
             sampled, prompt_logprobs = self._scores()
-            logprobs = _by_sequence(plan, offsets.tolist(), sampled) if wants_logprobs and engine.num_sampled else None
+            if engine.wants_logprobs and engine.num_sampled:
+                logprobs = _by_sequence(plan, offsets.tolist(), sampled)
         return StepResult(
             step_id=plan.step_id,
             offsets=offsets,
-            token_ids=token_ids[:count],
+            token_ids=token_ids,
             logprobs=logprobs,
             saved=self._save(plan),
             prompt_logprobs=prompt_logprobs,

@@ -42,6 +42,7 @@ class Engine {
   }
 
   int num_sampled() const { return plan_.num_sampled; }
+  bool wants_logprobs() const { return plan_.wants_logprobs; }
 
   void sample(nb::handle mask) {
     const uint32_t* words = nullptr;
@@ -149,6 +150,7 @@ void bind_step(nb::module_& m) {
            "isa"_a, "kv"_a, "num_blocks"_a, "num_threads"_a)
       .def_prop_ro("block_bytes", &Engine::block_bytes)
       .def_prop_ro("num_sampled", &Engine::num_sampled)
+      .def_prop_ro("wants_logprobs", &Engine::wants_logprobs)
       .def("layers", &Engine::layers, "plan"_a, "give_up"_a.none())
       .def("sample", &Engine::sample, "mask"_a.none())
       .def("tokens", &Engine::tokens, "offsets"_a, "token_ids"_a)

@@ -51,8 +51,11 @@ void HeldPlan::read(nb::handle plan, const Model& model, const KvMemory& memory)
     input.pooled = views.numbers<int32_t>(pooled, "pooled", input.num_pooled);
   }
   num_sampled = 0;
-  for (size_t i = 0; i < n; ++i)
+  wants_logprobs = false;
+  for (size_t i = 0; i < n; ++i) {
     if (wishes.sample_rows[i] >= 0) num_sampled += 1 + wishes.num_drafts[i];
+    wants_logprobs |= wishes.num_logprobs[i] >= 0;
+  }
   check(model, memory);
 }
 

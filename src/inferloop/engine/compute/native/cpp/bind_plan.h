@@ -14,6 +14,7 @@ struct HeldPlan {
   void read(nanobind::handle plan, const Model& model, const KvMemory& memory);
 
   int num_sampled = 0;  // rows to sample, drafts included
+  bool wants_logprobs = false;
   StepInput input;
   Wishes wishes;
   Views views;

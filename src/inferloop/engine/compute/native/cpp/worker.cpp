@@ -98,19 +98,22 @@ void Step::Worker::embed() {
   meet(Phase::embed);
 }
 
-/// A task is one head of some rows, so that it can be rotated and put where it belongs. Those of keys and values take
-/// twice as long and come first.
+/// A unit is one head of some rows, so that it can be rotated and put where it belongs; those of keys and values take
+/// twice as long.
 void Step::Worker::qkv(const Layer& layer, int index, const Rows& in, int num_q_heads) {
   const Blocks blocks(in.m);
-  const int num_heads = model_.num_kv_heads + num_q_heads;
-  team_.each(blocks.count * num_heads, [&](int task) {
-    const int block = task / num_heads, head = task - block * num_heads - model_.num_kv_heads;
-    const int begin = blocks.begin(block), count = blocks.size(block);
-    const Rows some = part_of(in, begin, count);
-    if (head < 0)
-      keys_and_values(layer, index, some, head + model_.num_kv_heads, begin, count);
-    else
-      queries(layer, some, head, begin, count);
+  const int num_heads = num_q_heads + model_.num_kv_heads;
+  const int max_piece = in.m <= kFewRows ? num_heads : 1;
+  team_.share(blocks.count * num_heads, max_piece, [&](int first, int last) {
+    for (int unit = first; unit < last; ++unit) {
+      const int block = unit / num_heads, head = unit - block * num_heads;
+      const int begin = blocks.begin(block), count = blocks.size(block);
+      const Rows some = part_of(in, begin, count);
+      if (head < num_q_heads)
+        queries(layer, some, head, begin, count);
+      else
+        keys_and_values(layer, index, some, head - num_q_heads, begin, count);
+    }
   });
 }
 

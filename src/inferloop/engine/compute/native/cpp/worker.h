@@ -7,7 +7,7 @@
 
 namespace inferloop {
 
-constexpr int kFewRows = 8;     // up to so many, each thread prepares all of them rather than wait for its share
+constexpr int kFewRows = 4;     // up to so many, each thread prepares all of them rather than wait for its share
 constexpr int kRowBlock = 256;  // rows of a product at a time, so that they and what comes of them stay in L2
 constexpr size_t kOutFloats = size_t{32} << 10;
 
