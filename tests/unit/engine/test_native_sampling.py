@@ -330,6 +330,18 @@ def test_broken_logits_give_a_token_all_the_same(bad: float) -> None:
                 assert np.isfinite(logits[np.arange(5), found["token_ids"]]).all()
 
 
+def test_infinite_logits_are_the_likeliest() -> None:
+    logits = np.random.default_rng(4).normal(0, 3, (3, 700)).astype(np.float32)
+    for row, some in enumerate([slice(0, 700, 2), slice(35), slice(500, 501)]):
+        logits[row, some] = np.inf
+    plan = plan_of(3, temperature=np.zeros(3, np.float32), num_logprobs=np.full(3, 40, np.int32))
+    expected = np.argsort(-logits, kind="stable")[:, :40]
+    for isa in LEVELS:
+        found = run(Case(plan, logits), isa)
+        for row in range(3):
+            assert [token for token, _ in tops(found, row)] == expected[row].tolist()
+
+
 def test_drafts_count_up_to_the_first_that_was_not_drawn() -> None:
     logits = np.zeros((8, 100), np.float32)
     for row, token in enumerate([7, 8, 9, 10, 50, 51, 52, 60]):

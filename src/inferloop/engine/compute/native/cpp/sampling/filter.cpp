@@ -44,8 +44,8 @@ float smallest_of_run(const SamplingKernels& kernels, Lists lists, int n, float 
       low = middle;
     } else {
       settled += upper;
-      n = kernels.keep(lists.first, n, kNone, middle, lists.first);
       high = std::nextafter(middle, kNone);
+      n = kernels.keep(lists.first, n, kNone, high, lists.first);
     }
   }
   if (n > kFew) return low;  // all are equal
@@ -107,7 +107,7 @@ void likeliest(const SamplingKernels& kernels, const FullRow& row, int count, in
   const int n =
       kernels.collect_ids(row.logits, row.maxima, row.num_spans, std::max(last, -FLT_MAX), lists.ids);
   int taken = 0;
-  for (int i = 0; i < n; ++i)
+  for (int i = 0; i < n && taken < count; ++i)
     if (row.logits[lists.ids[i]] > last) ids[taken++] = lists.ids[i];
   for (int i = 0; i < n && taken < count; ++i)
     if (row.logits[lists.ids[i]] == last) ids[taken++] = lists.ids[i];

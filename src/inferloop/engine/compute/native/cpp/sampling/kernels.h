@@ -45,7 +45,7 @@ struct SamplingKernels {
   /// The ids of logits that are at least `low`, ascending, as `collect` at temperature 1 finds them.
   int (*collect_ids)(const float* row, const float* maxima, int num_spans, float low, int32_t* ids);
 
-  /// The values with low <= x[i] < high, in their order. `out` may be x. Returns how many.
+  /// The values with low <= x[i] <= high, in their order. `out` may be x. Returns how many.
   int (*keep)(const float* x, int n, float low, float high, float* out);
 
   /// The sum of exp(x[i] / temperature - best), each rounded to units of 2^-kWeightBits, of a list or a row. best is the

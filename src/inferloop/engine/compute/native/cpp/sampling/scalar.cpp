@@ -56,7 +56,7 @@ int collect_ids(const float* row, const float* maxima, int num_spans, float low,
 int keep(const float* x, int n, float low, float high, float* out) {
   int count = 0;
   for (int i = 0; i < n; ++i)
-    if (x[i] >= low && x[i] < high) out[count++] = x[i];
+    if (x[i] >= low && x[i] <= high) out[count++] = x[i];
   return count;
 }
 

@@ -95,7 +95,7 @@ int keep(const float* x, int n, float low, float high, float* out) {
   int count = 0;
   for (int i = 0; i < n; i += kLanes) {
     const Floats some = load(x + i);
-    const Lanes hits = at_least(some, least) & above(limit, some) & lanes_of(i, n);
+    const Lanes hits = at_least(some, least) & at_least(limit, some) & lanes_of(i, n);
     pack(out + count, some, hits);
     count += __builtin_popcount(hits);
   }
