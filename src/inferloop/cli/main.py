@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib import import_module
 from typing import Annotated, Any, cast
@@ -40,6 +41,7 @@ class _Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in VERBS:
             self.add_command(verb_command(args[0]), args[0])
+        gc.enable()
         return super().resolve_command(ctx, args)
 
 

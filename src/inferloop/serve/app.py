@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
@@ -48,10 +49,10 @@ def build_app(
     replica = Replica(generator, config, sink, content_sink=content_sink, clock=clock)
     health, texts = HealthEndpoints(replica), TextEndpoints(replica)
     batches = None if batch is None else Batches(replica, batch)
-    document = openapi_document(batches=batches is not None)
+    document = functools.cache(openapi_document)  # most servers are never asked for it
 
     async def openapi(_: Request) -> Response:
-        return json_response(document)
+        return json_response(document(batches=batches is not None))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -30,16 +30,18 @@ def read_pieces(metadata: Mapping[str, object], file: Path) -> Pieces:
     tokens, types = read_list(metadata, file, "tokens", str), read_list(metadata, file, "token_type", int)
     if len(tokens) != len(types):
         raise ModelFileError(f"{file}: tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
-    ids: dict[str, int] = {}
-    for i, token in enumerate(tokens):
-        if ids.setdefault(token, i) != i and types[i] != UNUSED:
-            raise ModelFileError(f"{file}: token {token!r} appears as id {ids[token]} and {i}")
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) < len(tokens):  # some appear twice
+        ids = {}
+        for i, token in enumerate(tokens):
+            if ids.setdefault(token, i) != i and types[i] != UNUSED:
+                raise ModelFileError(f"{file}: token {token!r} appears as id {ids[token]} and {i}")
     return Pieces(tokens, types, ids)
 
 
 def read_list(metadata: Mapping[str, object], file: Path, name: str, kind: type) -> list[Any]:
     """tokenizer.ggml.`name`; raises ModelFileError unless it is a list of `kind`."""
     value = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(value, list) or not all(type(v) is kind for v in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {kind}:
         raise ModelFileError(f"{file}: tokenizer.ggml.{name} is missing or not a list of {kind.__name__}")
     return value

@@ -76,16 +76,21 @@ def _byte_level(metadata: Mapping[str, object], file: Path, ids: dict[str, int])
     if pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
         raise ModelFileError(f"{file}: tokenizer.ggml.pre {pre!r} is not supported (supported: {known})")
-    merges = []
-    for merge in read_list(metadata, file, "merges", str):
-        left, space, right = merge.partition(" ")
-        if not space or not {left, right, left + right} <= ids.keys():
-            raise ModelFileError(f"{file}: merge {merge!r} does not fit the vocabulary")
-        merges.append((left, right))
+    written = read_list(metadata, file, "merges", str)
     is_llama3 = pre == "llama-bpe"
-    inner = Inner(models.BPE(vocab=ids, merges=merges, ignore_merges=is_llama3))
+    try:
+        merges = [tuple(merge.split(" ", 1)) for merge in written]
+        inner = Inner(models.BPE(vocab=ids, merges=merges, ignore_merges=is_llama3))
+    except Exception as problem:  # the library raises bare Exception, and does not say which merge it is
+        wrong = next((merge for merge in written if not _fits(merge, ids)), "")
+        raise ModelFileError(f"{file}: merge {wrong!r} does not fit the vocabulary ({problem})") from problem
     inner.pre_tokenizer = _PRE_TOKENIZERS[str(pre)]()
     inner.decoder = decoders.ByteLevel()
     if pre == "qwen2":
         inner.normalizer = normalizers.NFC()
     return inner, is_llama3
+
+
+def _fits(merge: str, ids: dict[str, int]) -> bool:
+    left, space, right = merge.partition(" ")
+    return bool(space) and {left, right, left + right} <= ids.keys()

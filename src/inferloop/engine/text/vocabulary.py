@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as Inner
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+_NO_TEXT = "\U0010ffff"
 _SPM_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -60,8 +61,7 @@ def read_vocabulary(inner: Inner, max_size: int) -> Vocabulary:
         tokens[token_id] = token
     special = frozenset(i for i, token in inner.get_added_tokens_decoder().items() if token.special)
     if "ByteLevel" in names and names <= {"ByteLevel", "Fuse"}:
-        alphabet = byte_level_alphabet()
-        return Vocabulary(tuple(_byte_level(t, alphabet) for t in tokens), special, False)
+        return Vocabulary(_byte_level(tokens), special, False)
     marks_spaces = "Metaspace" in names or any(_replaces_underline(step) for step in steps)
     if names and names <= _SPM_STEPS and marks_spaces:
         fallback = "ByteFallback" in names
@@ -85,11 +85,20 @@ def _strips(step: dict[str, Any]) -> bool:
     return bool(step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
 
 
-def _byte_level(token: str, alphabet: dict[str, int]) -> bytes:
-    try:
-        return bytes([alphabet[c] for c in token])
-    except KeyError:  # an added token, written as it reads
-        return token.encode()
+def _byte_level(tokens: list[str]) -> tuple[bytes, ...]:
+    """Characters are turned into those of their bytes in Latin-1 for all tokens at once, a tenth of the work."""
+    foreign = "\uffff"  # is in no byte's place, and Latin-1 cannot write it
+    meant = dict.fromkeys(range(256), foreign) | {ord(c): chr(b) for c, b in byte_level_alphabet().items()}
+    texts = _NO_TEXT.join(tokens).translate(meant).split(_NO_TEXT)
+    if len(texts) != len(tokens):  # somebody did write it
+        texts = [token.translate(meant) for token in tokens]
+    out = []
+    for token, text in zip(tokens, texts, strict=True):
+        try:
+            out.append(text.encode("latin-1"))
+        except UnicodeEncodeError:  # an added token, written as it reads
+            out.append(token.encode())
+    return tuple(out)
 
 
 def _spm(token: str, fallback: bool) -> bytes:
