@@ -204,7 +204,7 @@ LENGTHS = (40, 3, 333, 17, 1, 64, 100, 16)
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize(("weights", "kv"), CLASSES)
 def test_answers_do_not_depend_on_what_happens_around_them(weights: str, kv: str, isa: str, files: ModelFiles) -> None:
-    """Alone or in company, in chunks of any size, preempted, cached before, on one thread or two: the same bits."""
+    """Alone or in company, in chunks of any size, preempted, cached before, on one to three threads: the same bits."""
     prompts = prompts_of(LENGTHS)
     one = load(files, weights=weights, kv=kv, isa=isa, num_threads=1)
     alone = [generate(one, [p], s)[0] for p, s in zip(prompts, WANTED, strict=True)]
@@ -212,7 +212,8 @@ def test_answers_do_not_depend_on_what_happens_around_them(weights: str, kv: str
     runner = load(files, weights=weights, kv=kv, isa=isa)
     assert generate(runner, prompts, WANTED, max_step_tokens=256) == alone
     assert generate(runner, prompts[::-1], WANTED[::-1], max_step_tokens=64)[::-1] == alone
-    assert generate(runner, prompts, WANTED, max_step_tokens=23) == alone
+    three = load(files, weights=weights, kv=kv, isa=isa, num_threads=3)
+    assert generate(three, prompts, WANTED, max_step_tokens=23) == alone
     few: list[int] = []
     tight = load(files, weights=weights, kv=kv, isa=isa, num_blocks=26)
     assert generate(tight, prompts, WANTED, preempted=few, context_length=400) == alone
