@@ -8,7 +8,7 @@
 namespace inferloop {
 
 constexpr int kFewRows = 4;     // up to so many, each thread prepares all of them rather than wait for its share
-constexpr int kRowBlock = 256;  // rows of a product at a time, so that they and what comes of them stay in L2
+constexpr int kRowBlock = 128;  // rows of a product at a time: they and what comes of them stay in L2
 constexpr size_t kOutFloats = size_t{32} << 10;
 
 /// Memory for m rows of k in any form.
