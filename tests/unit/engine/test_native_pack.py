@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from inferloop.core.errors import ModelFileError
 from inferloop.engine.compute.groups import GROUP_TYPES
 from inferloop.engine.compute.native.config import Weights
 from inferloop.engine.compute.native.pack import pack_model
-from inferloop.engine.compute.native.packed import PackedModel
+from inferloop.engine.compute.native.packed import LAYOUT_REVISION, PackedModel
 from inferloop.engine.compute.native.unpack import unpack
 from inferloop.engine.compute.stored import half_split, read_tensor
 from inferloop.models.headers import ModelHeader, read_header
@@ -239,6 +241,16 @@ def test_shapes_that_kernels_do_not_take_are_refused_by_name(tiny_gguf: Callable
         pack_model(read_header(tiny_gguf("other.gguf", kv_heads=[1, 2])), "stored")
 
 
+def test_minimums_that_are_no_numbers_are_refused(write: Write) -> None:
+    header = write("q4_1")
+    info = header.tensors["model.layers.0.mlp.down_proj.weight"]
+    with info.file.open("r+b") as file:
+        file.seek(info.offset + 2)
+        file.write(np.float16(np.inf).tobytes())
+    with pytest.raises(ModelFileError, match=r"down_proj\.weight has weights that are not finite"):
+        pack_model(header, "stored")
+
+
 @pytest.mark.parametrize("weights", ["stored", "int8"])
 def test_scales_that_are_no_numbers_are_refused(write: Write, weights: Weights) -> None:
     header = write("q8_0")
@@ -339,7 +351,7 @@ def test_a_failure_leaves_nothing_behind(write: Write, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         pack_model(header, "stored", digest=DIGEST, cache_dir=tmp_path / "cache", progress=stop)
-    assert {p.suffix for p in (tmp_path / "cache" / "packed").iterdir()} <= {".lock"}
+    assert {p.name for p in (tmp_path / "cache" / "packed").iterdir()} <= {".lock"}
 
 
 def test_older_layouts_of_the_same_weights_are_removed(write: Write, tmp_path: Path) -> None:
@@ -350,6 +362,73 @@ def test_older_layouts_of_the_same_weights_are_removed(write: Write, tmp_path: P
         file.write_bytes(b"old")
     pack(write("q4_0"), tmp_path)
     assert not old.exists() and other.exists()
+
+
+def test_what_a_killed_process_had_begun_is_removed(write: Write, tmp_path: Path) -> None:
+    path = write("q4_0").tensors["model.norm.weight"].file
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from inferloop.engine.compute.native.pack import pack_model\n"
+        "from inferloop.models.headers import read_header\n"
+        f"pack_model(read_header(Path(sys.argv[1])), 'stored', digest={DIGEST!r}, cache_dir=Path(sys.argv[2]), "
+        "progress=lambda num, total: os.kill(os.getpid(), 9))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path), str(tmp_path)], timeout=60)
+    assert done.returncode == -9
+    assert len(list((tmp_path / "packed").iterdir())) == 2  # the lock, and half a model
+    pack_model(read_header(path), "int8", digest="f" * 64, cache_dir=tmp_path)
+    assert {p.name for p in (tmp_path / "packed").iterdir()} == {".lock", f"{'f' * 32}-int8-{LAYOUT_REVISION}.bin"}
+
+
+def test_the_models_used_last_stay(write: Write, tmp_path: Path) -> None:
+    folder, header = tmp_path / "packed", write("q4_0")
+    first = pack(header, tmp_path).buffer
+    (file,) = folder.glob("*.bin")
+    for i in range(30):
+        other = folder / f"{i:032x}-stored-{LAYOUT_REVISION}.bin"
+        other.write_bytes(b"other")
+        os.utime(other, (1000 + i, 1000 + i))
+    os.utime(file, (1, 1))
+    pack(header, tmp_path)  # used again
+    pack_model(header, "int8", digest=DIGEST, cache_dir=tmp_path)
+    kept = {f.name for f in folder.glob("*.bin")}
+    assert file.name in kept and f"{DIGEST[:32]}-int8-{LAYOUT_REVISION}.bin" in kept
+    assert len(kept) == 16 and all(f"{i:032x}-stored-{LAYOUT_REVISION}.bin" in kept for i in range(16, 30))
+    assert first.any()
+
+
+def test_another_structure_over_the_same_weights_is_packed_anew(write: Write, tmp_path: Path) -> None:
+    """A directory's config.json is no part of its weights, and may be changed."""
+    header = write("q4_0", tied=False)
+    assert "head" in pack(header, tmp_path).matrices
+    tied = replace(header, shape=replace(header.shape, tied_embeddings=True))
+    assert "head" not in pack(tied, tmp_path).matrices
+    check_equal(pack(header, tmp_path), header)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_model_that_changes_while_it_is_read_is_not_packed(write: Write, tmp_path: Path, cached: bool) -> None:
+    header = write("q4_0")
+    path = header.tensors["model.norm.weight"].file
+    digest = DIGEST if cached else None
+
+    def exchange(num: int, total: int) -> None:
+        (tmp_path / "new").write_bytes(path.read_bytes())
+        (tmp_path / "new").replace(path)
+
+    with pytest.raises(ModelFileError, match=r"model\.gguf: was changed while it was read"):
+        pack_model(header, "stored", digest=digest, cache_dir=tmp_path / "cache", progress=exchange)
+    assert not list((tmp_path / "cache").rglob("*.bin*"))
+
+
+def test_a_packed_model_is_readable_as_the_umask_says(write: Write, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        pack(write("q4_0"), tmp_path)
+    finally:
+        os.umask(before)
+    (file,) = (tmp_path / "packed").glob("*.bin")
+    assert file.stat().st_mode & 0o777 == 0o640
 
 
 def test_two_processes_that_start_at_once_pack_once(write: Write, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from inferloop.engine.compute.groups import GroupCodes, GroupForm, promote, read
 from inferloop.engine.compute.native import int8
 from inferloop.engine.compute.native.config import Weights
 from inferloop.engine.compute.native.packed import LAYOUT_REVISION, TILE, PackedModel
-from inferloop.engine.compute.native.packfile import pack_in_memory, read_packed, write_packed
+from inferloop.engine.compute.native.packfile import make_room, pack_in_memory, read_packed, write_packed
 from inferloop.engine.compute.native.plan import MatrixPlan, PackPlan, VectorPlan, plan_packing
 from inferloop.engine.compute.native.tiles import group_form, write_groups, write_plain
 from inferloop.engine.compute.stored import read_tensor, stored_rows, values_of
@@ -48,38 +48,49 @@ def pack_model(
 
     Raises ModelFileError for tensors that cannot be read or that the native kernels have no form for.
     """
+    plan = plan_packing(header, weights)
+    layout = plan.layout
     path = None
     if digest is not None:
         path = cache_root(cache_dir) / "packed" / f"{digest[:32]}-{weights}-{LAYOUT_REVISION}.bin"
-        found = read_packed(path)
+        found = read_packed(path, layout)
         if found is not None:
             return found
-    plan = plan_packing(header, weights)
 
     def fill(buffer: NDArray[np.uint8]) -> None:
+        before = _states(header)
         _fill(plan, weights, buffer, progress)
+        after = _states(header)
+        for file, state in before.items():
+            if after[file] != state:
+                raise ModelFileError(f"{file}: was changed while it was read")
 
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_suffix(".lock")):  # of two that start at once, one packs
-                found = read_packed(path)
+            with FileLock(path.with_name(".lock")):  # of two that start at once, one packs
+                found = read_packed(path, layout)
                 if found is None:
-                    write_packed(path, plan.layout, fill)
-                    _remove_older(path)
-                    found = read_packed(path)
+                    make_room(path)
+                    write_packed(path, layout, fill)
+                    found = read_packed(path, layout)
             if found is not None:
                 return found
         except OSError as problem:
             _log.warning("the packed model is kept in memory and not in %s: %s", path.parent, problem)
-    return pack_in_memory(plan.layout, fill)
+    return pack_in_memory(layout, fill)
 
 
-def _remove_older(path: Path) -> None:
-    """What earlier revisions of the layout left of the same model. Who has it mapped keeps it."""
-    for other in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*.bin"):
-        if other != path:
-            other.unlink(missing_ok=True)
+def _states(header: ModelHeader) -> dict[Path, tuple[int, int, int]]:
+    """By file, what becomes another when it is replaced or written to."""
+    out = {}
+    for file in {info.file for info in header.tensors.values()}:
+        try:
+            found = file.stat()
+        except OSError as problem:
+            raise ModelFileError(f"{file}: cannot be read: {problem}") from problem
+        out[file] = (found.st_ino, found.st_size, found.st_mtime_ns)
+    return out
 
 
 def _fill(plan: PackPlan, weights: Weights, buffer: NDArray[np.uint8], progress: Progress | None) -> None:
@@ -139,7 +150,7 @@ def _stacked_groups(pieces: list[_Piece], form: GroupForm, weights: Weights, num
     )
     for part, stored, places in pieces:
         groups = int8.to_int8(part.dtype, stored) if weights == "int8" else read_groups(part.dtype, stored)
-        if not np.isfinite(groups.scales).all():
+        if not all(np.isfinite(numbers).all() for numbers in (groups.scales, groups.mins) if numbers is not None):
             raise ModelFileError(f"{part.file}: tensor {part.name} has weights that are not finite, or far too large")
         groups = promote(groups, form)
         out.codes[places], out.scales[places] = groups.codes, groups.scales

@@ -7,8 +7,8 @@ import hashlib
 import logging
 import mmap
 import os
+import secrets
 import struct
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,12 +24,14 @@ _MAGIC = b"inferloop packed"
 _PREFIX = struct.Struct("<16sQQ32s")  # magic, bytes of the layout's JSON, checksum of the data, sha256 of the JSON
 _PAGE = 4096
 """The data begin at the first page after the JSON."""
+_KEPT = 16
+"""Packed models in a folder. Each is as large as the model's file or larger."""
 
 Fill = Callable[[NDArray[np.uint8]], None]
 
 
-def read_packed(path: Path) -> PackedModel | None:
-    """Mapped read-only; None when it is not there, or was damaged, which is logged and ends it."""
+def read_packed(path: Path, layout: PackLayout) -> PackedModel | None:
+    """Mapped read-only; None when it is not there, or when it is damaged or of another layout, which ends it."""
     try:
         with path.open("rb") as file:
             empty = os.fstat(file.fileno()).st_size == 0  # nothing can be mapped
@@ -39,12 +41,27 @@ def read_packed(path: Path) -> PackedModel | None:
     except OSError as problem:
         _log.warning("the packed model %s cannot be read: %s", path, problem)
         return None
-    model = _sound(np.frombuffer(content, np.uint8))
-    if model is None:
-        _log.warning("the packed model %s is damaged, it will be packed again", path)
+    data = _sound(np.frombuffer(content, np.uint8), layout)
+    if data is None:
+        _log.warning("the packed model %s is damaged or of another form, it will be packed again", path)
         with contextlib.suppress(OSError):
             path.unlink()
-    return model
+        return None
+    with contextlib.suppress(OSError):  # of another user, or on a disk that cannot be written
+        os.utime(path)  # used last now
+    return layout.over(data)
+
+
+def make_room(path: Path) -> None:
+    """Before `path` is written, and under the lock: remove what earlier revisions of the layout left of the same model,
+    what processes that were killed had begun, and the models used longest ago, so that the folder does not grow without
+    end. Who has one mapped keeps it."""
+    folder, of_model = path.parent, path.stem.rpartition("-")[0]
+    used = {file: file.stat().st_mtime_ns for file in folder.glob("*.bin") if not file.name.startswith(f"{of_model}-")}
+    longest_ago = sorted(used, key=lambda file: used[file])[: -(_KEPT - 1)]
+    for file in (*folder.glob(f"{of_model}-*.bin"), *folder.glob(".*.bin.*"), *longest_ago):
+        with contextlib.suppress(OSError):  # of another user, or gone already
+            file.unlink()
 
 
 def write_packed(path: Path, layout: PackLayout, fill: Fill) -> None:
@@ -52,24 +69,23 @@ def write_packed(path: Path, layout: PackLayout, fill: Fill) -> None:
 
     Raises OSError, among others when the disk has no room.
     """
-    described = msgspec.json.encode(layout)
-    begin = _first_page(len(described))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    begin = _data_begin(layout)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "r+b") as file:
+        with temporary.open("x+b") as file:
             # Reserved first: a mapped page for which the disk has no room would be a bus error.
             os.posix_fallocate(file.fileno(), 0, begin + layout.num_bytes)
             mapped = np.memmap(file, np.uint8, "r+")
             data = mapped[begin:]
             fill(data)
-            prefix = _PREFIX.pack(_MAGIC, len(described), _checksum(data), hashlib.sha256(described).digest())
-            mapped[: len(prefix) + len(described)] = np.frombuffer(prefix + described, np.uint8)
+            head = _head(layout, data)
+            mapped[: len(head)] = np.frombuffer(head, np.uint8)
             mapped.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            Path(temporary).unlink()
+            temporary.unlink()
         raise
     sync_folder(path.parent)
 
@@ -81,22 +97,23 @@ def pack_in_memory(layout: PackLayout, fill: Fill) -> PackedModel:
     return layout.over(buffer)
 
 
-def _sound(content: NDArray[np.uint8]) -> PackedModel | None:
-    if len(content) < _PREFIX.size:
+def _sound(content: NDArray[np.uint8], layout: PackLayout) -> NDArray[np.uint8] | None:
+    """The data of a file, when nothing is wrong with it."""
+    begin = _data_begin(layout)
+    if len(content) != begin + layout.num_bytes:
         return None
-    magic, length, checksum, digest = _PREFIX.unpack(content[: _PREFIX.size].tobytes())
-    described = content[_PREFIX.size : _PREFIX.size + length].tobytes()
-    if magic != _MAGIC or hashlib.sha256(described).digest() != digest:
-        return None
-    layout = msgspec.json.decode(described, type=PackLayout)
-    data = content[_first_page(length) :]
-    if len(data) != layout.num_bytes or _checksum(data) != checksum:
-        return None
-    return layout.over(data)
+    data = content[begin:]
+    head = _head(layout, data)
+    return data if content[: len(head)].tobytes() == head else None
 
 
-def _first_page(length: int) -> int:
-    return -(-(_PREFIX.size + length) // _PAGE) * _PAGE
+def _head(layout: PackLayout, data: NDArray[np.uint8]) -> bytes:
+    described = msgspec.json.encode(layout)
+    return _PREFIX.pack(_MAGIC, len(described), _checksum(data), hashlib.sha256(described).digest()) + described
+
+
+def _data_begin(layout: PackLayout) -> int:
+    return -(-(_PREFIX.size + len(msgspec.json.encode(layout))) // _PAGE) * _PAGE
 
 
 def _checksum(data: NDArray[np.uint8]) -> int:
