@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from inferloop.backends.native import NativeGenerator
 from inferloop.backends.native_choice import Compute, load_runner
 from inferloop.core.clock import Clock, RealClock
-from inferloop.core.digest import canonical_json
+from inferloop.core.digest import canonical_json, digest_of
 from inferloop.core.errors import UsageError
 from inferloop.core.units import MIB
 from inferloop.engine.blockstore.store import BlockStore, StoreConfig
@@ -113,11 +113,13 @@ def open_store(identity: ServingIdentity, info: RunnerInfo, options: NativeOptio
 def native_identity(
     files: ModelFiles, codec: Codec, info: RunnerInfo, options: NativeOptions, model_id: str
 ) -> ServingIdentity:
-    """Everything that decides what this replica answers. Reads the weights to digest them, unless that is cached."""
+    """Everything that decides what this replica answers. Reads the weights to digest them, unless that is cached. The
+    structure counts by itself, because the config.json of a model directory is no part of its weights."""
+    header = files.header
     return ServingIdentity(
         model_id=model_id,
-        weights_digest=weights_digest(files),
-        precision=f"{files.header.stored_precision} in {info.dtype}",
+        weights_digest=weights_digest(files, cache_dir=options.cache_dir),
+        precision=f"{header.stored_precision} in {info.dtype}",
         engine=f"inferloop-{info.name}",
         engine_revision=f"{version('inferloop')}+{info.revision}",
         tokenizer_digest=codec.tokenizer.digest,
@@ -125,6 +127,7 @@ def native_identity(
         stop_token_ids=codec.tokenizer.eos_token_ids,
         sampling_defaults={"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
         config={
+            "structure": digest_of([header.shape, header.rope, header.norm_eps, header.sliding_window]),
             "device": info.device,
             "dtype": info.dtype,
             "deterministic": info.deterministic,

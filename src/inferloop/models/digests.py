@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from inferloop.core.digest import digest_of, file_digest
+from inferloop.core.errors import ModelFileError
 from inferloop.models.cache import cache_root
 from inferloop.models.headers.directory import weight_files
 from inferloop.models.resolve import ModelFiles
@@ -16,8 +17,9 @@ from inferloop.models.resolve import ModelFiles
 def weights_digest(files: ModelFiles, *, cache_dir: Path | None = None) -> str:
     """sha256 hex: of the GGUF file's bytes, or over names and digests of a directory's safetensors files.
 
-    Each file's digest is remembered under its path, size, inode and modification time. Raises ModelFileError when
-    files are missing.
+    Each file's digest is remembered under its path, size, inode and times (of change too, which no tool sets back, as
+    unpacking an archive does with that of modification). Raises ModelFileError when files are missing or change
+    meanwhile.
     """
     if files.kind == "gguf":
         return _remembered(files.path, cache_root(cache_dir))
@@ -26,25 +28,34 @@ def weights_digest(files: ModelFiles, *, cache_dir: Path | None = None) -> str:
 
 
 def _remembered(file: Path, root: Path) -> str:
-    stat = file.stat()
-    key = digest_of([str(file.resolve()), stat.st_size, stat.st_ino, stat.st_mtime_ns])
-    note = root / "digests" / f"{key}.json"
     try:
-        return str(json.loads(note.read_text("utf-8"))["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    digest = file_digest(file)
+        key = _key(file)
+        note = root / "digests" / f"{key}.json"
+        try:
+            return str(json.loads(note.read_text("utf-8"))["sha256"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        digest = file_digest(file)
+        if _key(file) != key:
+            raise ModelFileError(f"{file}: was changed while it was read")
+    except OSError as problem:
+        raise ModelFileError(f"{file}: cannot be read: {problem}") from problem
     _write(note, {"file": str(file), "sha256": digest})
     return digest
 
 
+def _key(file: Path) -> str:
+    stat = file.stat()
+    return digest_of([str(file.resolve()), stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns])
+
+
 def _write(note: Path, value: dict[str, str]) -> None:
     """Best effort: without a writable cache the digest is computed again next time."""
+    temporary = note.with_name(f".{note.name}.{secrets.token_hex(4)}")  # readable as the umask says, unlike tempfile's
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=note.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(value, out)
-        Path(temporary).replace(note)
+        temporary.write_text(json.dumps(value), "utf-8")
+        temporary.replace(note)
     except OSError:
-        return
+        with contextlib.suppress(OSError):
+            temporary.unlink()

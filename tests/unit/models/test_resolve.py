@@ -71,6 +71,38 @@ def test_the_weights_digest_follows_the_bytes(tiny_gguf: Callable[..., Path], tm
     assert weights_digest(files, cache_dir=cache) == file_digest(path) != first
 
 
+def test_a_file_written_over_with_the_same_size_and_time_is_noticed(
+    tiny_gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As unpacking an archive over the old file does, where all entries are of 1980."""
+    path, cache = tiny_gguf(), tmp_path / "cache"
+    os.utime(path, ns=(1, 1))
+    files = resolve(str(path))
+    first = weights_digest(files, cache_dir=cache)
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\x01\x02\x03\x04")
+    os.utime(path, ns=(1, 1))
+    assert weights_digest(files, cache_dir=cache) == file_digest(path) != first
+
+
+def test_a_file_replaced_while_it_is_hashed_is_refused(
+    tiny_gguf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = tiny_gguf(), tmp_path / "cache"
+    files = resolve(str(path))
+
+    def replaced(file: Path) -> str:
+        digest = file_digest(file)
+        tiny_gguf("other.gguf", num_layers=1).replace(file)
+        return digest
+
+    monkeypatch.setattr("inferloop.models.digests.file_digest", replaced)
+    with pytest.raises(ModelFileError, match=r"tiny\.gguf: was changed while it was read"):
+        weights_digest(files, cache_dir=cache)
+    assert not cache.exists()
+
+
 def test_a_remembered_digest_is_used_and_a_broken_note_is_not(tiny_gguf: Callable[..., Path], tmp_path: Path) -> None:
     cache, files = tmp_path / "cache", resolve(str(tiny_gguf()))
     truth = weights_digest(files, cache_dir=cache)
