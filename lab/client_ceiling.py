@@ -46,10 +46,14 @@ class Null(asyncio.Protocol):
 
 
 def serve(pipe: Connection) -> None:
+    """Until the other end of the pipe is closed, if only because its process was killed."""
+
     async def main() -> None:
-        listener = await asyncio.get_running_loop().create_server(Null, "127.0.0.1", 0)
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+        listener = await loop.create_server(Null, "127.0.0.1", 0)
+        loop.add_reader(pipe.fileno(), closed.set)
         pipe.send(listener.sockets[0].getsockname()[1])
-        await listener.serve_forever()
+        await closed.wait()
 
     uvloop.run(main())
 

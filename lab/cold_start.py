@@ -1,6 +1,6 @@
 """How long `inferloop serve` takes from its start to the first streamed token, everything in the page cache.
 
-    python lab/cold_start.py --rounds 5
+    python -m lab.cold_start --rounds 5
 
 Each round starts a server, connects as soon as its port answers, sends a prompt of 16 token ids and stops the clock at
 the first event with text in it. The first start is left out: it may fetch the model, pack its weights and compile
@@ -14,11 +14,12 @@ import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from lab.servers import Running, running
 
 _POLL_S = 0.002
 
@@ -37,28 +38,22 @@ def measure(model: str, extra: list[str]) -> Start:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "inferloop", "serve", model, "--port", str(port), *extra]
-    began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        with _connected(process, port) as connection:
-            connected = time.perf_counter()
-            connection.sendall(_request(model))
-            _read_token(connection)
-            token = time.perf_counter()
-            cpu_s = _cpu_seconds(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
-    return Start((connected - began) * 1e3, (token - began) * 1e3, cpu_s * 1e3)
+    with running(command, quiet=True) as server, _connected(server, port) as connection:
+        connected = time.perf_counter()
+        connection.sendall(_request(model))
+        _read_token(connection)
+        token = time.perf_counter()
+        cpu_s = _cpu_seconds(server.pid)
+    return Start((connected - server.began) * 1e3, (token - server.began) * 1e3, cpu_s * 1e3)
 
 
-def _connected(process: subprocess.Popen[bytes], port: int) -> socket.socket:
-    while process.poll() is None:
+def _connected(server: Running, port: int) -> socket.socket:
+    while server.returncode is None:
         try:
             return socket.create_connection(("127.0.0.1", port))
         except ConnectionRefusedError:
             time.sleep(_POLL_S)
-    raise SystemExit(f"the server ended with {process.returncode}")
+    raise SystemExit(f"the server ended with {server.returncode}")
 
 
 def _request(model: str) -> bytes:

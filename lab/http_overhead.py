@@ -1,7 +1,7 @@
 """What a streamed token costs over HTTP: CPU of the server and of the client, apart, when the model costs nothing.
 
-    python lab/http_overhead.py --streams 32 --step-ms 10 --rounds 5
-    python lab/http_overhead.py --against ../other/src
+    python -m lab.http_overhead --streams 32 --step-ms 10 --rounds 5
+    python -m lab.http_overhead --against ../other/src
 
 A server process runs everything but the model: its runner has one token of ordinary text for every sequence at the next
 multiple of `--step-ms`. Until then, without the interpreter lock, it sleeps; with `--busy` it walks through memory, as
@@ -22,7 +22,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -32,6 +31,7 @@ from typing import cast
 
 import numpy as np
 import uvloop
+from lab.servers import serving
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.native import NativeGenerator
@@ -204,22 +204,11 @@ def _measure(name: str, port_file: Path, num_streams: int, num_tokens: int) -> d
 @contextlib.contextmanager
 def _server(source: Path | None, options: argparse.Namespace) -> Iterator[Path]:
     """The port file of a server of its own; it serves from `source`, if given."""
-    port_file = Path(f"/tmp/http_overhead.{os.getpid()}.{'other' if source else 'this'}.json")
-    port_file.unlink(missing_ok=True)
     env = dict(os.environ) if source is None else {**os.environ, "PYTHONPATH": str(source.resolve())}
-    argv = [sys.executable, __file__, "--serve", str(port_file)]
-    argv += ["--step-ms", str(options.step_ms), "--streams", str(options.streams), "--busy", str(options.busy)]
-    process = subprocess.Popen(argv, env=env)
-    try:
-        while not port_file.exists():
-            assert process.poll() is None, "the server did not start"
-            time.sleep(0.05)
+    argv = [sys.executable, "-m", "lab.http_overhead", "--step-ms", str(options.step_ms)]
+    argv += ["--streams", str(options.streams), "--busy", str(options.busy), "--serve"]
+    with serving(argv, env=env) as port_file:
         yield port_file
-    finally:
-        process.terminate()
-        process.wait()
-        for suffix in (".json", ".tid", ".cpu"):
-            port_file.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def main() -> None:

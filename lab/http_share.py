@@ -22,7 +22,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from lab.http_overhead import Client
 from lab.modes import Mode
 from lab.offline import Bench
 from lab.peers.point import Point
+from lab.servers import serving
 
 from inferloop.backends.native import NativeGenerator
 from inferloop.engine.compute.runner import Runner
@@ -80,18 +80,9 @@ def run_server(variant: str, port_file: Path, options: argparse.Namespace) -> No
 @contextlib.contextmanager
 def server(variant: str) -> Iterator[str]:
     """The URL of a server of its own, which gets the arguments of this process."""
-    port_file = Path(f"/tmp/http_share.{os.getpid()}.{variant}.json")
-    argv = [sys.executable, "-m", "lab.http_share", *sys.argv[1:], "--serve", variant, "--port-file", str(port_file)]
-    process = subprocess.Popen(argv)
-    try:
-        while not port_file.exists():
-            assert process.poll() is None, "the server did not start"
-            time.sleep(0.05)
+    argv = [sys.executable, "-m", "lab.http_share", *sys.argv[1:], "--serve", variant, "--port-file"]
+    with serving(argv) as port_file:
         yield f"http://127.0.0.1:{json.loads(port_file.read_text())['port']}"
-    finally:
-        process.terminate()
-        process.wait()
-        port_file.unlink(missing_ok=True)
 
 
 def over_http(url: str, prompts: list[list[int]], options: argparse.Namespace) -> float:
