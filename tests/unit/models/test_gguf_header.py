@@ -106,6 +106,43 @@ def test_frequency_factors_are_pointed_to(tiny_gguf: Callable[..., Path]) -> Non
     assert header.tensors["rope_freqs.weight"].shape == (2,)
 
 
+@pytest.mark.parametrize(
+    ("name", "length", "problem"),
+    [
+        ("rope_freqs.weight", 1, r"rope_freqs\.weight has shape \(1,\), not \(2,\)"),
+        ("blk.1.attn_q.bias", 7, r"layers\.1\.self_attn\.q_proj\.bias has shape \(7,\), the header implies \(8,\)"),
+        ("blk.0.ffn_down.bias", 17, r"layers\.0\.mlp\.down_proj\.bias has shape \(17,\), the header implies \(16,\)"),
+        (
+            "blk.0.attn_k_norm.weight",
+            8,
+            r"layers\.0\.self_attn\.k_norm\.weight has shape \(8,\), the header implies \(4,\)",
+        ),
+    ],
+)
+def test_what_a_model_need_not_have_must_fit_it(
+    tiny_gguf: Callable[..., Path], name: str, length: int, problem: str
+) -> None:
+    def add(writer: Any) -> None:
+        writer.add_tensor(name, np.ones(length, dtype=np.float32))
+
+    with pytest.raises(ModelFileError, match=problem):
+        read_header(tiny_gguf(edit=add))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 6])
+def test_rotated_dimensions_that_are_no_whole_heads_are_refused(tiny_gguf: Callable[..., Path], dim: int) -> None:
+    def part(writer: Any) -> None:
+        writer.add_rope_dimension_count(dim)
+
+    with pytest.raises(ModelFileError, match=rf"llama\.rope\.dimension_count is {dim}, .*heads of 4"):
+        read_header(tiny_gguf(edit=part))
+
+
+def test_layers_without_any_attention_are_refused(tiny_gguf: Callable[..., Path]) -> None:
+    with pytest.raises(ModelFileError, match="head_count_kv"):
+        read_header(tiny_gguf(kv_heads=[0, 0]))
+
+
 def test_a_missing_weight_is_named(tiny_gguf: Callable[..., Path]) -> None:
     with pytest.raises(ModelFileError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
         read_header(tiny_gguf(skip="blk.1.ffn_up.weight"))

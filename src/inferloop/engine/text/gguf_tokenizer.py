@@ -82,8 +82,8 @@ def _byte_level(metadata: Mapping[str, object], file: Path, ids: dict[str, int])
         merges = [tuple(merge.split(" ", 1)) for merge in written]
         inner = Inner(models.BPE(vocab=ids, merges=merges, ignore_merges=is_llama3))
     except Exception as problem:  # the library raises bare Exception, and does not say which merge it is
-        wrong = next((merge for merge in written if not _fits(merge, ids)), "")
-        raise ModelFileError(f"{file}: merge {wrong!r} does not fit the vocabulary ({problem})") from problem
+        wrong = next((f"merge {merge!r} does" for merge in written if not _fits(merge, ids)), "merges do")
+        raise ModelFileError(f"{file}: {wrong} not fit the vocabulary") from problem
     inner.pre_tokenizer = _PRE_TOKENIZERS[str(pre)]()
     inner.decoder = decoders.ByteLevel()
     if pre == "qwen2":

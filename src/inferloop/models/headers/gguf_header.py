@@ -90,7 +90,7 @@ def _shape(file: GgufFile, family: str) -> ModelShape:
     head_dim = fields.count("attention.key_length", default=hidden // num_heads)
     if fields.count("attention.value_length", default=head_dim) != head_dim:
         raise fields.fail("attention.value_length", "differs from attention.key_length, which is not supported")
-    if any(k and num_heads % k for k in kv_heads):
+    if not any(kv_heads) or any(k and num_heads % k for k in kv_heads):
         raise fields.fail("attention.head_count_kv", f"does not divide the {num_heads} query heads")
     return ModelShape(
         architecture=family,
@@ -117,16 +117,24 @@ def _rope(file: GgufFile, family: str, shape: ModelShape) -> RopeSpec:
     if kind not in kinds or factor <= 0:
         raise fields.fail("scaling.type", f"{kind!r} with factor {factor} is not supported")
     attention = fields.real("scaling.attn_factor", 1.0)
+    dim = fields.count("dimension_count", default=shape.head_dim)
+    if dim > shape.head_dim or dim % 2:
+        raise fields.fail("dimension_count", f"is {dim}, of heads of {shape.head_dim}")
+    if dim < shape.head_dim and family in _INTERLEAVED_FAMILIES:  # whose rows are put right a whole head at a time
+        raise fields.fail("dimension_count", f"is {dim}, less than heads of {shape.head_dim}, which is not supported")
+    factors = file.tensors.get("rope_freqs.weight")
+    if factors is not None and factors.shape != (dim // 2,):
+        raise ModelFileError(f"{file.path}: tensor {factors.name} has shape {factors.shape}, not {(dim // 2,)}")
     return RopeSpec(
         theta=fields.real("freq_base", 10000.0),
-        dim=fields.count("dimension_count", default=shape.head_dim),
+        dim=dim,
         kind=kinds[kind],
         factor=factor,
         original_context_length=fields.count("scaling.original_context_length", shape.context_length),
         beta_fast=fields.real("scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.real("scaling.yarn_beta_slow", 1.0),
         attention_factor=attention * (0.1 * math.log(factor) + 1.0) if kind == "yarn" else None,
-        factors_tensor="rope_freqs.weight" if "rope_freqs.weight" in file.tensors else None,
+        factors_tensor=None if factors is None else factors.name,
     )
 
 

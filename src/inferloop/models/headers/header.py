@@ -90,12 +90,15 @@ def stored_precision(tensors: Mapping[str, TensorInfo]) -> str:
 
 
 def check_tensors(file: Path, shape: ModelShape, tensors: Mapping[str, TensorInfo]) -> None:
-    """Every weight of the family is there with the right shape. Raises ModelFileError naming the first that is not."""
-    for name, want in expected_shapes(shape).items():
-        info = tensors.get(name)
-        if info is None:
+    """Every weight of the family is there with the right shape, and so is a bias or q/k norm if it is there. Raises
+    ModelFileError naming the first that is not."""
+    expected = expected_shapes(shape)
+    for name in expected:
+        if name not in tensors:
             raise ModelFileError(f"{file}: tensor {name} is missing")
-        if info.shape != want:
+    for name, want in {**expected, **_optional_shapes(shape, expected)}.items():
+        info = tensors.get(name)
+        if info is not None and info.shape != want:
             raise ModelFileError(f"{file}: tensor {name} has shape {info.shape}, the header implies {want}")
 
 
@@ -121,4 +124,15 @@ def expected_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         out[p + "mlp.gate_proj.weight"] = (shape.ffn_size, h)
         out[p + "mlp.up_proj.weight"] = (shape.ffn_size, h)
         out[p + "mlp.down_proj.weight"] = (h, shape.ffn_size)
+    return out
+
+
+def _optional_shapes(shape: ModelShape, expected: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    out: dict[str, tuple[int, ...]] = {
+        name.removesuffix("weight") + "bias": want[:1]
+        for name, want in expected.items()
+        if name.startswith("model.layers.") and len(want) == 2
+    }
+    for i in range(shape.num_layers):
+        out |= {f"model.layers.{i}.self_attn.{part}_norm.weight": (shape.head_dim,) for part in "qk"}
     return out
