@@ -163,3 +163,18 @@ def test_plans_are_as_if_made_from_nothing(
         scheduler.commit(plan, runner.wait())
         scheduler.check()
     raise AssertionError("it does not end")
+
+
+def test_columns_stay_once_an_end_may_come() -> None:
+    scheduler = Scheduler(CONFIG)
+    runner = EchoRunner(vocab_size=VOCAB, context_length=64, block_size=4, num_blocks=CONFIG.num_blocks)
+    scheduler.add(
+        SequenceSpec("a", (1, 2, 4), Sampling(max_tokens=9, min_tokens=3, ignore_eos=True, stop_token_ids=(3,)))
+    )
+    columns = []
+    while (plan := scheduler.schedule()) is not None:
+        columns.append(plan.sampling)
+        runner.submit(plan)
+        scheduler.commit(plan, runner.wait())
+    assert [c.bias is not None for c in columns] == [True] * 3 + [False] * 6
+    assert all(c is columns[3] for c in columns[3:])

@@ -81,7 +81,8 @@ class PlanBuilder:
 
     def _keep(self, sequences: list[Sequence]) -> _Kept:
         slots, kept = [s.slot for s in sequences], self._kept
-        if kept is None or kept.slots != slots or kept.sequences != sequences:
+        is_same = kept is not None and kept.slots == slots and kept.sequences == sequences
+        if kept is None or not is_same or (kept.columns is None and are_fixed(sequences)):
             pooled = [i for i, s in enumerate(sequences) if s.spec.pool]
             kept = self._kept = _Kept(
                 sequences,
