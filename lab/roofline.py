@@ -20,18 +20,16 @@ import argparse
 import json
 import random
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
+from lab.offline import Bench
+from lab.peers.point import Point as Workload
 
-from inferloop.core.clock import RealClock
 from inferloop.core.hardware import OpKind
-from inferloop.core.ids import TraceContext
-from inferloop.core.request import Sampling, TokenRequest
 from inferloop.core.step_cost import StepCost, StepLoad, WeightBytes, step_cost
 from inferloop.core.units import MIB
 from inferloop.engine.compute.native import _native
@@ -42,8 +40,6 @@ from inferloop.engine.compute.native.runner import BLOCK_SIZE, NativeRunner
 from inferloop.engine.compute.native.weigh import multiplied_in, weight_bytes
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.config import EngineConfig
-from inferloop.engine.loop import Engine
-from inferloop.engine.roster import TokenUpdate
 from inferloop.engine.schedule.step import StepPlan, StepResult
 from inferloop.models.digests import weights_digest
 from inferloop.models.headers import ModelHeader
@@ -121,11 +117,10 @@ class Model:
         return attainable(self.cost(load), roofs, products=self.products, attention=self.attention)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    streams: int
-    prompt: int
-    output: int
+class Point(Workload):
+    """What is measured, and which steps it is about."""
+
+    __slots__ = ()
 
     @property
     def name(self) -> str:
@@ -138,7 +133,7 @@ class Point:
         return StepLoad.decode(self.streams, self.prompt + self.output // 2)
 
     def is_of(self, load: StepLoad) -> bool:
-        """Whether a step is what the point is about: computing its prompt, or a token for every stream."""
+        """Computing its prompt, or a token for every stream: not the first few of a decode, while streams join."""
         return self.output == 1 or load.new == (1,) * self.streams
 
 
@@ -165,34 +160,6 @@ class Row:
     @property
     def cycle_share(self) -> float:
         return self.attainable / self.cycle if self.cycle else 0.0
-
-
-class Bench:
-    """The engine around one timed runner, and batches that are waited for."""
-
-    def __init__(self, runner: NativeRunner, config: EngineConfig) -> None:
-        self._rng, self._num_sent = random.Random(0), 0
-        self._done = threading.Semaphore(0)
-        self._runner = TimedRunner(runner)
-        self.engine = Engine(self._runner, config, RealClock(), self._collect)
-        self.engine.start()
-
-    def _collect(self, updates: Sequence[TokenUpdate]) -> None:
-        for _ in range(sum(u.finish_reason is not None for u in updates)):
-            self._done.release()
-
-    def run(self, point: Point) -> list[Step]:
-        """The steps that the point is about; the first few of a decode are left out, while streams join."""
-        self._runner.steps.clear()
-        sampling = Sampling(temperature=0.0, max_tokens=point.output, ignore_eos=True)
-        for _ in range(point.streams):
-            self._num_sent += 1
-            prompt = tuple(self._rng.randrange(self.engine.info.vocab_size) for _ in range(point.prompt))
-            request = TokenRequest(f"r{self._num_sent}", prompt, sampling, TraceContext.new(), time.perf_counter_ns())
-            self.engine.submit(request)
-        for _ in range(point.streams):
-            self._done.acquire()
-        return [step for step in self._runner.steps if point.is_of(step.load)]
 
 
 def row_of(point: Point, steps: Sequence[Step], model: Model, roofs: Roofs) -> Row:
@@ -247,7 +214,9 @@ def main() -> None:
         runner.info.block_bytes / BLOCK_SIZE,
         "int8" if options.kv == "int8" else "bf16",
     )
-    bench = Bench(runner, EngineConfig(max_step_tokens=options.budget, max_sequences=max(p.streams for p in points)))
+    timed = TimedRunner(runner)
+    bench = Bench(timed, EngineConfig(max_step_tokens=options.budget, max_sequences=max(p.streams for p in points)))
+    rng = random.Random(0)
     sizes = [*SMALL_SETS, *(int(model.cost(point.typical).memory_bytes) for point in points)]
     rows: dict[str, list[Row]] = {point.name: [] for point in points}
     others = []
@@ -255,7 +224,10 @@ def main() -> None:
         measured = measure(sizes, options.measure_s if round_number >= 0 else 0.0, threads=[options.threads])
         roofs = Roofs.measured(measured, options.threads)
         for point in points:
-            steps = bench.run(point)
+            timed.steps.clear()
+            prompts = point.prompts(runner.info.vocab_size, rng.getrandbits(32))
+            bench.run(prompts, point.output).check(point)
+            steps = [step for step in timed.steps if point.is_of(step.load)]
             if round_number >= 0:
                 rows[point.name].append(row_of(point, steps, model, roofs))
                 others.append(measured.others_share)
