@@ -31,14 +31,7 @@ def load_runner(files: ModelFiles, options: NativeOptions) -> Runner:
     if options.compute == "native" and problem is not None:
         raise problem
     if options.compute == "torch" or problem is not None:
-        if problem is not None and options.device == "cpu":
-            _log.warning(
-                "torch computes, not the native engine: %s. Steps take several times as long, weights are held in %s, "
-                "and answers repeat exactly with --deterministic only.",
-                problem,
-                "bf16" if options.dtype == "auto" else options.dtype,
-            )
-        return _load_torch(files, options)
+        return _load_torch(files, options, problem)
     return _load_native(files, options)
 
 
@@ -81,14 +74,17 @@ def _known(value: str, known: tuple[str, ...], names: dict[str, str]) -> str:
     return names.get(value, value)
 
 
-def _load_torch(files: ModelFiles, options: NativeOptions) -> Runner:
+def _load_torch(files: ModelFiles, options: NativeOptions, problem: InferloopError | None) -> Runner:
+    """`problem`: why the native runner does not compute, unless torch was asked for."""
+    why = problem.what if isinstance(problem, EnvironmentLacksError) else problem
     try:
         from inferloop.engine.compute.torch.config import TorchConfig
         from inferloop.engine.compute.torch.runner import TorchRunner
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise EnvironmentLacksError("torch is not installed", fix="pip install 'inferloop[torch]'") from None
+        what = "torch is not installed" if why is None else f"torch is not installed, and {why}"
+        raise EnvironmentLacksError(what, fix="pip install 'inferloop[torch]'") from None
     dtype = options.dtype
     if dtype == "auto":
         dtype = "fp32" if options.deterministic else "bf16"
@@ -101,4 +97,11 @@ def _load_torch(files: ModelFiles, options: NativeOptions) -> Runner:
         num_threads=options.num_threads,
         kv_memory_bytes=options.kv_memory_mib * MIB,
     )
+    if why is not None and options.device == "cpu":
+        _log.warning(
+            "torch computes, not the native engine: %s. Steps take several times as long, weights are held in %s, "
+            "and answers repeat exactly with --deterministic only.",
+            why,
+            dtype,
+        )
     return TorchRunner.load(files, config)

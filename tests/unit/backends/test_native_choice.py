@@ -82,7 +82,7 @@ def test_torch_when_it_is_asked_for(
 
 
 def test_a_device_or_an_extension_that_is_not_there(
-    options: NativeOptions, fitting: ModelFiles, monkeypatch: pytest.MonkeyPatch
+    options: NativeOptions, fitting: ModelFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(UsageError, match="on the cpu, not on cuda"):
         load_runner(fitting, replace(options, compute="native", device="cuda"))
@@ -92,7 +92,21 @@ def test_a_device_or_an_extension_that_is_not_there(
     assert isinstance(why_not_native(fitting.header), EnvironmentLacksError)
     with pytest.raises(EnvironmentLacksError, match="not built"):
         load_runner(fitting, replace(options, compute="native"))
-    assert load_runner(fitting, options).info.name == "torch"
+    with caplog.at_level(logging.WARNING):
+        assert load_runner(fitting, replace(options, deterministic=True)).info.name == "torch"
+    (said,) = caplog.messages
+    assert "not built" in said and "held in fp32" in said and ".." not in said and "use --compute torch" not in said
+
+
+def test_with_neither_both_are_named_and_nothing_is_promised(
+    options: NativeOptions, odd: ModelFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("inferloop.engine.compute.torch.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(EnvironmentLacksError, match=r"torch is not installed, and .*multiple of 16.*pip install"):
+        load_runner(odd, options)
+    assert not caplog.messages
 
 
 def test_a_contract_names_a_precision_that_can_be(fitting: ModelFiles, odd: ModelFiles) -> None:
