@@ -110,11 +110,11 @@ class NativeRunner:
         """Compute and sample one step. At most one is in flight. Gives up between layers."""
         assert self._submitted is None, "wait for the step in flight first"
         engine = self._engine
-        self._submitted = plan
         self._given_up = not engine.layers(plan, None if give_up is never else give_up.cell)
         if not self._given_up:
             mask = plan.sampling.mask
             engine.sample(None if mask is None else mask.result())
+        self._submitted = plan
 
     def wait(self) -> StepResult:
         """The oldest submitted step: per sequence, its tokens up to and including the first that is no right draft."""
@@ -148,12 +148,7 @@ class NativeRunner:
             token_ids = token_ids[:count]
         if not (engine.wants_logprobs or plan.saves or plan.prompt_rows is not None or plan.pooled is not None):
             return StepResult(plan.step_id, offsets, token_ids)
-        prompt_logprobs: tuple[TokenLogprob, ...] = ()
-        logprobs = None
-        if engine.wants_logprobs or plan.prompt_rows is not None:
-            sampled, prompt_logprobs = self._scores()
-            if engine.wants_logprobs and engine.num_sampled:
-                logprobs = _by_sequence(plan, offsets.tolist(), sampled)
+        logprobs, prompt_logprobs = self._scores()
         return StepResult(
             step_id=plan.step_id,
             offsets=offsets,
@@ -164,11 +159,13 @@ class NativeRunner:
             pooled=self._pooled(plan),
         )
 
-    def _scores(self) -> tuple[list[TokenLogprob], tuple[TokenLogprob, ...]]:
-        """Of accepted tokens and of prompt rows."""
-        rows, num_sampled = self._engine.scores(), self._engine.num_sampled
-        sampled = [TokenLogprob(chosen, top) for counts, chosen, top, _ in rows[:num_sampled] if counts]
-        return sampled, tuple(TokenLogprob(chosen, top, rank=rank) for _, chosen, top, rank in rows[num_sampled:])
+    def _scores(self) -> tuple[tuple[tuple[TokenLogprob, ...], ...] | None, tuple[TokenLogprob, ...]]:
+        """Of each sequence's accepted tokens, None when nobody asked, and of prompt rows."""
+        sequences, prompt = self._engine.scores()
+        logprobs = None
+        if self._engine.wants_logprobs and self._engine.num_sampled:
+            logprobs = tuple(tuple(TokenLogprob(chosen, top) for chosen, top, _ in rows) for rows in sequences)
+        return logprobs, tuple(TokenLogprob(chosen, top, rank=rank) for chosen, top, rank in prompt)
 
     def _save(self, plan: StepPlan) -> tuple[UInt8, ...]:
         if not plan.saves or not len(plan.saves[0]):
@@ -184,12 +181,3 @@ class NativeRunner:
         out = np.empty((len(plan.pooled), self._info.hidden_size), np.float64)
         self._engine.pooled(out)
         return out
-
-
-def _by_sequence(plan: StepPlan, offsets: list[int], found: list[TokenLogprob]) -> tuple[tuple[TokenLogprob, ...], ...]:
-    """Matching each sequence's accepted tokens; empty for those that did not ask."""
-    wanted = (plan.sampling.num_logprobs >= 0).tolist()
-    return tuple(
-        tuple(found[begin:end]) if asked else ()
-        for asked, begin, end in zip(wanted, offsets[:-1], offsets[1:], strict=True)
-    )

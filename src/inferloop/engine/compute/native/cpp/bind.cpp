@@ -45,6 +45,7 @@ class Engine {
   bool wants_logprobs() const { return plan_.wants_logprobs; }
 
   void sample(nb::handle mask) {
+    if (mask.is_none() == plan_.wishes.masked) throw std::invalid_argument("a mask comes with a plan that has one");
     const uint32_t* words = nullptr;
     int num_words = 0;
     if (!mask.is_none()) {
@@ -64,26 +65,26 @@ class Engine {
     int count = 0, row = 0;
     offset[0] = 0;
     for (int i = 0; i < n; ++i) {
-      const int num_rows = plan_.wishes.sample_rows[i] < 0 ? 0 : 1 + plan_.wishes.num_drafts[i];
-      for (int k = 0; k < num_rows; ++k, ++row)
+      for (int k = plan_.rows_of(i); k > 0; --k, ++row)
         if (sampler.accepted()[row]) token[count++] = sampler.token_ids()[row];
       offset[i + 1] = count;
     }
     return count;
   }
 
-  /// Of every sampled row, then of every prompt row: (counts, log-probability, ((id, log-probability), ...), rank).
-  nb::list scores() const {
-    const Sampler& sampler = step_.sampler();
-    nb::list found;
-    for (int row = 0; row < sampler.num_rows(); ++row) {
-      nb::list top;
-      for (int i = sampler.top_offsets()[row]; i < sampler.top_offsets()[row + 1]; ++i)
-        top.append(nb::make_tuple(sampler.top_ids()[i], sampler.top_logprobs()[i]));
-      const bool counts = row >= sampler.num_sampled() || sampler.accepted()[row];
-      found.append(nb::make_tuple(counts, sampler.logprobs()[row], nb::tuple(top), sampler.ranks()[row]));
+  /// Of every sequence the accepted rows, none if it did not ask; and the prompt rows. A row is (log-probability,
+  /// ((id, log-probability), ...), rank).
+  nb::tuple scores() const {
+    nb::list sequences, prompt;
+    int row = 0;
+    for (int i = 0; i < plan_.input.plan.num_sequences; ++i) {
+      nb::list found;
+      for (int k = plan_.rows_of(i); k > 0; --k, ++row)
+        if (plan_.wishes.num_logprobs[i] >= 0 && step_.sampler().accepted()[row]) found.append(score(row));
+      sequences.append(found);
     }
-    return found;
+    for (; row < step_.sampler().num_rows(); ++row) prompt.append(score(row));
+    return nb::make_tuple(sequences, prompt);
   }
 
   /// The content of blocks[i] into rows[i].
@@ -135,6 +136,14 @@ class Engine {
   }
 
  private:
+  nb::tuple score(int row) const {
+    const Sampler& sampler = step_.sampler();
+    nb::list top;
+    for (int i = sampler.top_offsets()[row]; i < sampler.top_offsets()[row + 1]; ++i)
+      top.append(nb::make_tuple(sampler.top_ids()[i], sampler.top_logprobs()[i]));
+    return nb::make_tuple(sampler.logprobs()[row], nb::tuple(top), sampler.ranks()[row]);
+  }
+
   HeldModel held_;
   KvMemory memory_;
   Pool pool_;

@@ -50,13 +50,13 @@ void HeldPlan::read(nb::handle plan, const Model& model, const KvMemory& memory)
     input.num_pooled = static_cast<int>(length_of(pooled));
     input.pooled = views.numbers<int32_t>(pooled, "pooled", input.num_pooled);
   }
+  check(model, memory);
   num_sampled = 0;
   wants_logprobs = false;
-  for (size_t i = 0; i < n; ++i) {
-    if (wishes.sample_rows[i] >= 0) num_sampled += 1 + wishes.num_drafts[i];
+  for (int i = 0; i < input.plan.num_sequences; ++i) {
+    num_sampled += rows_of(i);
     wants_logprobs |= wishes.num_logprobs[i] >= 0;
   }
-  check(model, memory);
 }
 
 void HeldPlan::read_sampling(nb::handle columns, size_t n) {
@@ -99,11 +99,11 @@ void HeldPlan::check(const Model& model, const KvMemory& memory) const {
   const auto is_block = [&](int block) { return 0 <= block && block < num_blocks; };
   require(plan.offsets[0] == 0 && plan.offsets[plan.num_sequences] == plan.num_tokens, "offsets do not fit the tokens");
   for (int i = 0; i < plan.num_sequences; ++i) {
-    const int num = plan.offsets[i + 1] - plan.offsets[i], end = plan.first_positions[i] + num;
+    const int64_t num = int64_t{plan.offsets[i + 1]} - plan.offsets[i], end = plan.first_positions[i] + num;
     require(num >= 0 && plan.first_positions[i] >= 0 && end <= model.num_positions, "a position beyond the context");
-    require(end <= plan.table_width * kBlock, "a token without a block");
+    require(end <= int64_t{plan.table_width} * kBlock, "a token without a block");
     const int32_t* table = plan.block_table + static_cast<size_t>(i) * plan.table_width;
-    for (int b = 0; b < (end + kBlock - 1) / kBlock; ++b) require(is_block(table[b]), "a block beyond the cache");
+    for (int64_t b = 0; b < (end + kBlock - 1) / kBlock; ++b) require(is_block(table[b]), "a block beyond the cache");
   }
   for (int t = 0; t < plan.num_tokens; ++t)
     require(0 <= plan.token_ids[t] && plan.token_ids[t] < model.vocab_size, "a token beyond the vocabulary");

@@ -13,6 +13,9 @@ namespace inferloop {
 struct HeldPlan {
   void read(nanobind::handle plan, const Model& model, const KvMemory& memory);
 
+  /// How many rows are sampled of a sequence, drafts included.
+  int rows_of(int i) const { return wishes.sample_rows[i] < 0 ? 0 : 1 + wishes.num_drafts[i]; }
+
   int num_sampled = 0;  // rows to sample, drafts included
   bool wants_logprobs = false;
   StepInput input;

@@ -18,11 +18,16 @@ KvMemory::KvMemory(KvFormat format, int num_layers, int num_blocks, int num_head
   cache_.data = pages_.data();
 }
 
+void KvMemory::reserve_copies(int num_pairs, int num_threads) {
+  const size_t num_bytes = layer_bytes_ * num_pairs * num_threads;
+  if (num_bytes > held_.size()) held_.resize(num_bytes);
+}
+
 void KvMemory::copy(Team& team, const int32_t (*pairs)[2], int num_pairs) {
+  uint8_t* held = held_.data() + layer_bytes_ * num_pairs * team.rank();
   team.each(cache_.num_layers, [&](int layer) {
-    std::vector<uint8_t> held(layer_bytes_ * num_pairs);
-    for (int i = 0; i < num_pairs; ++i) std::memcpy(&held[i * layer_bytes_], at(layer, pairs[i][0]), layer_bytes_);
-    for (int i = 0; i < num_pairs; ++i) std::memcpy(at(layer, pairs[i][1]), &held[i * layer_bytes_], layer_bytes_);
+    for (int i = 0; i < num_pairs; ++i) std::memcpy(held + i * layer_bytes_, at(layer, pairs[i][0]), layer_bytes_);
+    for (int i = 0; i < num_pairs; ++i) std::memcpy(at(layer, pairs[i][1]), held + i * layer_bytes_, layer_bytes_);
   });
 }
 

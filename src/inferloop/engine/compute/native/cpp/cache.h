@@ -22,9 +22,12 @@ class KvMemory {
   const KvCache& cache() const { return cache_; }
   size_t block_bytes() const { return cache_.num_layers * layer_bytes_; }
 
+  /// Memory for copying so many blocks at once, which a team must not ask for: it cannot say that there is none.
+  void reserve_copies(int num_pairs, int num_threads);
+
   // What a team does together, layers divided among threads; barriers are the caller's.
 
-  /// pairs[i] = {from, to}. Every source is read before any destination is written.
+  /// pairs[i] = {from, to}. Every source is read before any destination is written. After `reserve_copies`.
   void copy(Team& team, const int32_t (*pairs)[2], int num_pairs);
   void load(Team& team, const std::vector<BlockAt>& blocks);
   void save(Team& team, const std::vector<BlockAt>& blocks) const;
@@ -34,7 +37,8 @@ class KvMemory {
 
   Pages pages_;
   KvCache cache_;
-  size_t layer_bytes_ = 0;  // of one block in one layer
+  size_t layer_bytes_ = 0;     // of one block in one layer
+  std::vector<uint8_t> held_;  // [thread][pair][layer_bytes_]: sources of copies
 };
 
 }  // namespace inferloop

@@ -19,8 +19,9 @@ bool Step::layers(const StepInput& input, const Wishes& wishes) {
   given_up_ = false;
   find_tail(wishes);
   plan_attention();
-  reserve();
   sampler_.begin(input.plan, wishes);
+  reserve();
+  memory_.reserve_copies(input.num_copies, pool_.size());
   pool_.run([this](Team& team) { Worker(*this, team).layers(); });
   return !given_up_;
 }
@@ -100,7 +101,8 @@ void Step::plan_attention() {
 }
 
 void Step::reserve() {
-  const int wanted = std::max(kFewRows, input_->plan.num_tokens);
+  // More rows may go through the head than there are tokens: one can be sampled from and be scored, even repeatedly.
+  const int wanted = std::max({kFewRows, input_->plan.num_tokens, sampler_.num_rows()});
   const int block = std::min(wanted, kRowBlock);
   size_t scratch = matmul_.scratch_bytes(model_.head, block);
   for (const Layer& layer : model_.layers)

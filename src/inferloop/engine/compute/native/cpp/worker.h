@@ -111,6 +111,7 @@ Rows Step::Worker::inputs(Phase phase, Form form, int k, int count, const float*
 
 template <class Work>
 void Step::Worker::share_tiles(const Matrix& w, const Rows& in, int unit, Work&& work) {
+  if (in.m == 0) return;
   const Blocks blocks(in.m);
   const int num_units = (w.num_tiles() + unit - 1) / unit;
   const size_t floats_of_unit = static_cast<size_t>(blocks.largest()) * unit * kTile;

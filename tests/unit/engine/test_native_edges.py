@@ -1,0 +1,183 @@
+"""The native runner where plans end."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from inferloop.engine.schedule.step import PromptRows, SamplingColumns, StepPlan, UInt32
+from inferloop.models.resolve import ModelFiles, open_files
+
+_native = pytest.importorskip("inferloop.engine.compute.native._native")
+from inferloop.engine.compute.native.config import NativeConfig  # noqa: E402
+from inferloop.engine.compute.native.pack import pack_model  # noqa: E402
+from inferloop.engine.compute.native.runner import NativeRunner  # noqa: E402
+
+VOCAB = 131
+ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
+LEVELS = ISAS[: ISAS.index(_native.best_isa()) + 1]
+
+
+def make_model(path: Path, family: str = "llama", **changes: Any) -> Any:
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+    }
+    config = transformers.AutoConfig.for_model(family, **(shape | changes))
+    config._attn_implementation = "eager"
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4)
+    model.save_pretrained(path)
+    return model
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    path = tmp_path_factory.mktemp("tiny")
+    make_model(path)
+    return open_files("tiny", path)
+
+
+def load(files: ModelFiles, **options: Any) -> NativeRunner:
+    defaults: dict[str, Any] = {"weights": "fp32", "num_blocks": 64, "num_threads": 2}
+    config = NativeConfig(**(defaults | options))
+    return NativeRunner(files.header, pack_model(files.header, config.weights), config)
+
+
+def int32(*numbers: int) -> Any:
+    return np.array(numbers, np.int32)
+
+
+def greedy(n: int, **changes: Any) -> SamplingColumns:
+    zeros = np.zeros(n, np.float32)
+    return SamplingColumns(
+        temperature=zeros,
+        top_p=zeros + 1,
+        top_k=np.zeros(n, np.int32),
+        min_p=zeros,
+        seed=np.zeros(n, np.uint64),
+        num_logprobs=np.full(n, -1, np.int32),
+        **changes,
+    )
+
+
+def plan_of(*token_ids: int, **changes: Any) -> StepPlan:
+    """One sequence from its beginning, in blocks 0, 1, ..., sampled after its last token."""
+    num = len(token_ids)
+    plan = StepPlan(
+        step_id=1,
+        slots=int32(0),
+        offsets=int32(0, num),
+        token_ids=int32(*token_ids),
+        first_positions=int32(0),
+        block_tables=(np.arange(-(-num // 16), dtype=np.int32)[None],),
+        sample_rows=int32(num - 1),
+        num_drafts=int32(0),
+        sampling=greedy(1),
+    )
+    return replace(plan, **changes)
+
+
+def nothing(**changes: Any) -> StepPlan:
+    """A plan of no sequence."""
+    none = int32()
+    return StepPlan(1, none, int32(0), none, none, (np.empty((0, 1), np.int32),), none, none, greedy(0), **changes)
+
+
+def test_more_rows_may_be_asked_for_than_there_are_tokens(files: ModelFiles) -> None:
+    runner, num = load(files), 20_000
+    flat = np.repeat(int32(1, 3), num // 2)
+    rows = PromptRows(flat, np.zeros_like(flat), np.full_like(flat, 5), np.full_like(flat, 2))
+    runner.submit(plan_of(5, 6, 7, 8, prompt_rows=rows))
+    result = runner.wait()
+    assert len(result.tokens_of(0)) == 1 and len(result.prompt_logprobs) == num
+    first, second = set(result.prompt_logprobs[: num // 2]), set(result.prompt_logprobs[num // 2 :])
+    assert len(first) == len(second) == 1 and first != second
+
+
+def test_a_step_without_tokens_moves_blocks(files: ModelFiles) -> None:
+    runner = load(files)
+    runner.submit(plan_of(*range(5, 21)))
+    runner.wait()
+    copies, saves = np.array([[0, 7]], np.int32), int32(0, 7)
+    runner.submit(nothing(copies=(copies,), saves=(saves,)))
+    result = runner.wait()
+    assert result.token_ids.size == 0 and result.offsets.tolist() == [0]
+    assert result.saved[0].tobytes() == result.saved[1].tobytes() and result.saved[0].any()
+    assert runner.logits(nothing()).shape == (0, VOCAB)
+
+
+def test_after_a_step_that_failed_comes_another(files: ModelFiles) -> None:
+    runner = load(files)
+    runner.submit(plan_of(5, 6, 7))
+    expected = runner.wait().tokens_of(0)
+    broken: Future[UInt32] = Future()
+    broken.set_exception(LookupError("no grammar"))
+    short: Future[UInt32] = Future()
+    short.set_result(np.full((1, 2), 0xFFFF_FFFF, np.uint32))
+    for mask, problem in ((broken, LookupError), (short, ValueError)):
+        with pytest.raises(problem):
+            runner.submit(plan_of(5, 6, 7, sampling=greedy(1, mask=mask)))
+    with pytest.raises(ValueError):
+        runner.submit(plan_of(5, 6, VOCAB))
+    runner.submit(plan_of(5, 6, 7))
+    assert runner.wait().tokens_of(0) == expected
+
+
+def test_numbers_near_the_largest_are_refused(files: ModelFiles) -> None:
+    runner, most = load(files), 2**31 - 1
+    for changes in (
+        {"first_positions": int32(most)},
+        {"first_positions": int32(most - 1)},
+        {"num_drafts": int32(most)},
+        {"sample_rows": int32(most), "num_drafts": int32(most)},
+        {"offsets": int32(-most, 3)},
+    ):
+        with pytest.raises(ValueError):
+            runner.submit(plan_of(5, 6, 7, **changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("mistral", {"sliding_window": 300, "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}),
+        ("qwen3", {"head_dim": 128, "tie_word_embeddings": False}),
+        ("qwen2", {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 160}),
+    ],
+)
+def test_long_prompts_equal_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Over several ranges of keys, and further than a window reaches."""
+    model = make_model(tmp_path, family, **changes)
+    token_ids = np.random.default_rng(3).integers(3, VOCAB, 700).tolist()
+    with torch.no_grad():
+        expected = model(torch.tensor([token_ids])).logits[0].numpy()
+    plan = plan_of(*token_ids)
+    for isa in LEVELS:
+        runner = load(open_files("tiny", tmp_path), isa=isa)
+        runner.submit(plan)
+        runner.wait()
+        last = replace(
+            plan,
+            offsets=int32(0, 40),
+            token_ids=plan.token_ids[660:],
+            first_positions=int32(660),
+            sample_rows=int32(39),
+        )
+        for got, truth in ((runner.logits(last), expected[660:]), (runner.logits(plan), expected)):
+            assert float(np.abs(got - truth).max()) < 0.02 * float(expected.std()), isa
