@@ -1,17 +1,26 @@
-"""The native runner where plans end."""
+"""The native runner where plans, memory, threads and processes end."""
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import transformers
 
+from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.engine.schedule.step import PromptRows, SamplingColumns, StepPlan, UInt32
 from inferloop.models.resolve import ModelFiles, open_files
 
@@ -181,3 +190,71 @@ def test_long_prompts_equal_transformers(family: str, changes: dict[str, Any], t
         )
         for got, truth in ((runner.logits(last), expected[660:]), (runner.logits(plan), expected)):
             assert float(np.abs(got - truth).max()) < 0.02 * float(expected.std()), isa
+
+
+@contextmanager
+def address_space(spare_bytes: int) -> Iterator[None]:
+    """The system gives no more than so much."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + spare_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_a_system_that_gives_no_memory_or_threads_is_told_of(files: ModelFiles) -> None:
+    packed = pack_model(files.header, "fp32")
+    with (
+        address_space(256 << 20),
+        pytest.raises(EnvironmentLacksError, match=r"no room for .* of KV memory"),
+    ):
+        NativeRunner(files.header, packed, NativeConfig(num_blocks=(1 << 30) >> 13, num_threads=1))
+    with (
+        address_space(256 << 20),
+        pytest.raises(EnvironmentLacksError, match="does not give 500 threads"),
+    ):
+        NativeRunner(files.header, packed, NativeConfig(num_blocks=8, num_threads=500))
+    with pytest.raises(UsageError, match="not -1"):
+        load(files, num_threads=-1)
+
+
+def test_a_forked_copy_is_told_that_it_has_no_threads(files: ModelFiles) -> None:
+    runner = load(files)
+    child = os.fork()
+    if child == 0:  # nothing of pytest's may run here
+        signal.alarm(30)  # rather than hang
+        code = 1
+        try:
+            runner.submit(plan_of(5, 6, 7))
+        except RuntimeError as error:
+            code = 0 if "forked" in str(error) else 2
+        del runner
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    runner.submit(plan_of(5, 6, 7))
+    assert len(runner.wait().tokens_of(0)) == 1
+
+
+def test_a_process_may_end_in_the_middle_of_a_step(files: ModelFiles) -> None:
+    script = """
+import sys, threading
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_native_edges import load, open_files, plan_of
+runner = load(open_files("tiny", Path(sys.argv[1])))
+plan = plan_of(*(5 + i % 100 for i in range(1000)))
+begun = threading.Event()
+def step():
+    while True:
+        runner.submit(plan)
+        begun.set()
+        runner.wait()
+threading.Thread(target=step, daemon=True).start()
+begun.wait()
+"""
+    folder = files.header.tensors["model.norm.weight"].file.parent
+    command = [sys.executable, "-c", script, str(folder), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from inferloop.core.digest import canonical_json
-from inferloop.core.errors import UsageError
+from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.engine.compute.native import _native
 from inferloop.engine.compute.native.config import NativeConfig
 from inferloop.engine.compute.native.pack import Progress, pack_model
@@ -44,11 +44,17 @@ class NativeRunner:
         check_room(num_blocks * block_bytes)
         num_positions = min(shape.context_length, num_blocks * BLOCK_SIZE)
         program = program_of(header, num_positions, packed.vectors.get("rope_factors"))
-        num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        num_threads = len(os.sched_getaffinity(0)) if config.num_threads is None else config.num_threads
+        if num_threads < 1:
+            raise UsageError(f"a step needs a thread, not {num_threads}")
         try:
             self._engine = _native.Engine(packed, program, isa, config.kv, num_blocks, num_threads)
         except MemoryError as problem:
             raise no_room(num_blocks * block_bytes, str(problem)) from problem
+        except RuntimeError as problem:
+            raise EnvironmentLacksError(
+                f"the system does not give {num_threads} threads: {problem}", fix="Choose fewer, with --threads."
+            ) from problem
         activations = " and ".join(sorted({_ACTIVATIONS[matrix.format] for matrix in packed.matrices.values()}))
         dtype = f"{packed.precision} weights, {activations} activations, {config.kv} kv"
         revision = f"{REVISION}.{LAYOUT_REVISION}+{isa}"

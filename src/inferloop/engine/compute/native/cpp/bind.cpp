@@ -8,6 +8,7 @@
 
 #include "bind_model.h"
 #include "bind_plan.h"
+#include "bind_unlocked.h"
 #include "step.h"
 
 namespace nb = nanobind;
@@ -35,9 +36,10 @@ class Engine {
   size_t block_bytes() const { return memory_.block_bytes(); }
 
   bool layers(nb::handle plan, nb::handle give_up) {
+    if (!pool_.can_run()) throw std::runtime_error("this process was forked off: its threads are in the other one");
     plan_.read(plan, held_.model, memory_);
     if (!give_up.is_none()) plan_.input.give_up = plan_.views.numbers<uint8_t>(give_up, "give_up", 1);
-    nb::gil_scoped_release free;
+    const Unlocked free;
     return step_.layers(plan_.input, plan_.wishes);
   }
 
@@ -52,7 +54,7 @@ class Engine {
       num_words = (held_.model.vocab_size + 31) / 32;
       words = plan_.views.numbers<uint32_t>(mask, "mask", size_t(plan_.input.plan.num_sequences) * num_words);
     }
-    nb::gil_scoped_release free;
+    const Unlocked free;
     step_.sample(words, num_words);
   }
 
@@ -96,7 +98,7 @@ class Engine {
       auto* bytes = plan_.views.writable<uint8_t>(rows[i], "saved", memory_.block_bytes());
       plan_.input.saves.push_back({ids[i], bytes});
     }
-    nb::gil_scoped_release free;
+    const Unlocked free;
     step_.save();
   }
 
@@ -104,7 +106,7 @@ class Engine {
   void pooled(nb::handle out) {
     const size_t size = static_cast<size_t>(plan_.input.num_pooled) * held_.model.hidden_size;
     auto* sums = plan_.views.writable<double>(out, "pooled", size);
-    nb::gil_scoped_release free;
+    const Unlocked free;
     step_.pool_hidden(sums);
   }
 
@@ -115,7 +117,7 @@ class Engine {
     const int num = plan_.input.plan.num_tokens;
     const size_t vocab = held_.model.vocab_size;
     auto* rows = plan_.views.writable<float>(out, "logits", num * vocab);
-    nb::gil_scoped_release free;
+    const Unlocked free;
     step_.layers(plan_.input, plan_.wishes);
     step_.logits(0, num, rows);
   }

@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <unistd.h>
+
 #include <thread>
 
 #if defined(__linux__)
@@ -64,6 +66,7 @@ void pin([[maybe_unused]] std::thread& thread, [[maybe_unused]] int cpu) {
 
 struct Pool::Shared {
   int num_threads = 1;
+  const pid_t process = getpid();
   std::vector<std::thread> helpers;
   std::unique_ptr<Seat[]> seats;
   const std::function<void(Team&)>* work = nullptr;
@@ -99,12 +102,18 @@ Pool::Pool(int num_threads, const std::vector<int>& cpus) : shared_(std::make_un
 Pool::~Pool() { stop(); }
 
 void Pool::stop() {
+  if (!can_run()) {  // nobody there to join
+    for (std::thread& helper : shared_->helpers) helper.detach();
+    return;
+  }
   shared_->ending.store(true, std::memory_order_release);
   shared_->started.advance();
   for (std::thread& helper : shared_->helpers) helper.join();
 }
 
 int Pool::size() const { return shared_->num_threads; }
+
+bool Pool::can_run() const { return shared_->helpers.empty() || shared_->process == getpid(); }
 
 void Pool::run(const std::function<void(Team&)>& work) noexcept {
   Team team(*this, shared_->seats.get(), 0, shared_->num_threads);

@@ -80,6 +80,9 @@ class Pool {
 
   int size() const;
 
+  /// False in a forked copy of the process: helpers are not copied, so `run` would wait forever.
+  bool can_run() const;
+
   /// Run `work` on all threads, the caller's being rank 0; returns when all are done. `work` must not throw: the others
   /// would wait forever for whoever left, so it ends the process.
   void run(const std::function<void(Team&)>& work) noexcept;
