@@ -37,7 +37,7 @@ def load_runner(files: ModelFiles, options: NativeOptions) -> Runner:
 
 def why_not_native(header: ModelHeader, device: str = "cpu") -> InferloopError | None:
     """What keeps the native runner from a model on a device; None: nothing."""
-    if device != "cpu":
+    if not _is_cpu(device):
         return UsageError(f"the native engine computes on the cpu, not on {device}")
     try:
         from inferloop.engine.compute.native import _native  # noqa: F401
@@ -50,6 +50,10 @@ def why_not_native(header: ModelHeader, device: str = "cpu") -> InferloopError |
     except InferloopError as error:
         return error
     return None
+
+
+def _is_cpu(device: str) -> bool:
+    return device.partition(":")[0] == "cpu"  # torch writes the only one cpu:0 too
 
 
 def _load_native(files: ModelFiles, options: NativeOptions) -> Runner:
@@ -97,7 +101,7 @@ def _load_torch(files: ModelFiles, options: NativeOptions, problem: InferloopErr
         num_threads=options.num_threads,
         kv_memory_bytes=options.kv_memory_mib * MIB,
     )
-    if why is not None and options.device == "cpu":
+    if why is not None and _is_cpu(options.device):
         _log.warning(
             "torch computes, not the native engine: %s. Steps take several times as long, weights are held in %s, "
             "and answers repeat exactly with --deterministic only.",

@@ -48,6 +48,7 @@ def test_native_computes_what_it_can(
 ) -> None:
     info = load_runner(fitting, options).info
     assert (info.name, info.dtype, info.deterministic) == ("native", "bf16 weights, bf16 activations, bf16 kv", True)
+    assert load_runner(fitting, replace(options, device="cpu:0")).info.name == "native"
     info = load_runner(fitting, replace(options, dtype="int8", kv_dtype="int8", compute="native")).info
     assert info.dtype == "int8 weights, q8 activations, int8 kv"
     assert not caplog.records
