@@ -11,8 +11,10 @@ on. What an engine prints itself goes to stderr.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +32,7 @@ from lab.peers.point import Point, Timing
 Spec = Mapping[str, Any]
 PATIENCE_S = 600.0
 """For any one answer."""
+_PR_SET_PDEATHSIG = 1
 
 
 class Peer(Protocol):
@@ -51,7 +54,9 @@ class Peer(Protocol):
 
 
 def serve(make: Callable[[Spec], Peer]) -> None:
-    """Answer until stdin ends."""
+    """Answer until stdin ends. Killed when whoever asks is, and not after minutes of an answer for nobody: with the
+    thread that started this process, which the measurement's main thread is."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # engines print
     peer: Peer | None = None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from lab.peers.point import Point
 from lab.peers.protocol import PeerError, Worker
@@ -35,6 +39,7 @@ class Fake:
         if prompts[0] == [0]:
             raise RuntimeError("no")
         if len(prompts) == 4:
+            print("begun", flush=True)
             time.sleep(60)
         if len(prompts) == 3:
             os._exit(7)
@@ -46,6 +51,19 @@ class Fake:
 
 
 serve(Fake)
+"""
+
+TOOL = """
+import sys
+from pathlib import Path
+
+from lab.peers.point import Point
+from lab.peers.protocol import Worker
+
+with Worker([sys.executable, sys.argv[1]], log=Path(sys.argv[2])) as worker:
+    worker.load({"vocab_size": 5})
+    print(worker._process.pid, flush=True)
+    worker.run(Point(4, 4, 16), seed=1)
 """
 
 
@@ -92,3 +110,21 @@ def test_an_engine_that_hangs_is_ended(worker: Worker) -> None:
     worker.load({"vocab_size": 5})
     with pytest.raises(PeerError, match="ended with -9"):
         worker.run(Point(4, 4, 16), seed=1, timeout_s=0.5)
+
+
+def test_an_engine_ends_with_the_measurement(tmp_path: Path) -> None:
+    """Although it is in the middle of an answer."""
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", TOOL, str(script), str(tmp_path / "log")]
+    tool = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+    assert tool.stdout is not None
+    with tool.stdout:
+        engine = psutil.Process(int(tool.stdout.readline()))
+        while "begun" not in (tmp_path / "log").read_text():
+            time.sleep(0.02)
+        tool.kill()
+        tool.wait()
+    _, left = psutil.wait_procs([engine], timeout=10)
+    assert not left

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from lab.servers import running, serving
 
@@ -35,22 +35,6 @@ with running(sys.argv[1:]) as server:
 """
 
 
-def lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def gone(pid: int) -> bool:
-    for _ in range(500):
-        if not lives(pid):
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_it_runs_as_long_as_the_block() -> None:
     with serving([*ARGV, "kind"]) as port_file:
         assert port_file.read_text() == "told"
@@ -63,8 +47,8 @@ def test_a_server_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pytes
     with running([*ARGV, "stubborn", str(told)], quiet=True) as server:
         while not told.exists():
             time.sleep(0.01)
-        assert lives(server.pid) and server.returncode is None
-    assert not lives(server.pid)
+        assert psutil.pid_exists(server.pid) and server.returncode is None
+    assert not psutil.pid_exists(server.pid)
 
 
 def test_a_server_that_does_not_start_is_told() -> None:
@@ -78,8 +62,8 @@ def test_nothing_is_left_when_the_tool_is_killed(tmp_path: Path) -> None:
     tool = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
     assert tool.stdout is not None
     with tool.stdout:
-        pid = int(tool.stdout.readline())
-    assert lives(pid)
-    tool.send_signal(signal.SIGKILL)
-    tool.wait()
-    assert gone(pid)
+        server = psutil.Process(int(tool.stdout.readline()))
+        tool.kill()
+        tool.wait()
+    _, left = psutil.wait_procs([server], timeout=10)
+    assert not left
