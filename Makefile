@@ -18,14 +18,15 @@ $(BIN)/python:
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(PIP_INSTALL) -e .
 	@$(HAS_NATIVE) || { \
-	  echo "The native engine was not built: that takes a C++20 compiler (apt-get install g++, then make clean demo)."; \
+	  echo "The native engine was not built: that takes a C++20 compiler and Python's headers"; \
+	  echo "(apt-get install g++ python3-dev, then make clean demo)."; \
 	  echo "Installing torch, which computes the same more slowly and starts in seconds, not at once."; \
 	  $(PIP_INSTALL) -e '.[torch]'; }
 	@touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 	$(PIP_INSTALL) -e '.[torch,dev]'
-	@$(HAS_NATIVE) || echo "The native engine was not built (apt-get install g++, then make clean test): its tests are skipped."
+	@$(HAS_NATIVE) || echo "The native engine was not built (apt-get install g++ python3-dev, then make clean test): its tests are skipped."
 	@touch $(VENV)/.installed $@
 
 demo: $(VENV)/.installed

@@ -43,7 +43,7 @@ def why_not_native(header: ModelHeader, device: str = "cpu") -> InferloopError |
         from inferloop.engine.compute.native import _native  # noqa: F401
         from inferloop.engine.compute.native.program import check_runs
     except ImportError as error:
-        fix = "Install inferloop again where there is a C++20 compiler, or use --compute torch."
+        fix = "Install inferloop again where there are a C++20 compiler and Python's headers, or use --compute torch."
         return EnvironmentLacksError(f"the native extension is not built or does not load ({error})", fix=fix)
     try:
         check_runs(header)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from inferloop.core.errors import ModelFileError
@@ -429,6 +431,21 @@ def test_a_packed_model_is_readable_as_the_umask_says(write: Write, tmp_path: Pa
         os.umask(before)
     (file,) = (tmp_path / "packed").glob("*.bin")
     assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_who_waits_for_another_process_says_so(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("inferloop.engine.compute.native.pack._PATIENCE_S", 0.01)
+    header, done = write("q4_0"), list[int]()
+    (tmp_path / "packed").mkdir()
+    with ThreadPoolExecutor() as threads:
+        with FileLock(tmp_path / "packed" / ".lock"):
+            other = threads.submit(pack, header, tmp_path, done)
+            while not caplog.messages:
+                assert not other.done()
+        check_equal(other.result(60), header)
+    assert caplog.messages == [f"waiting for another process, which packs a model in {tmp_path / 'packed'}"] and done
 
 
 def test_two_processes_that_start_at_once_pack_once(write: Write, tmp_path: Path) -> None:

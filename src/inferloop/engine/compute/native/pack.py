@@ -7,12 +7,13 @@ that differ meet in the smallest common form of groups, or, when one of them is 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from inferloop.core.errors import ModelFileError
@@ -33,6 +34,8 @@ Progress = Callable[[int, int], None]
 _log = logging.getLogger(__name__)
 _CHUNK_WEIGHTS = 1 << 22
 """Converted at once, which bounds the memory that packing takes."""
+_PATIENCE_S = 2.0
+"""With another process that packs, before a word is said of it."""
 
 
 def pack_model(
@@ -68,7 +71,7 @@ def pack_model(
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_name(".lock")):  # of two that start at once, one packs
+            with _alone(path.with_name(".lock")):  # of two that start at once, one packs
                 found = read_packed(path, layout)
                 if found is None:
                     make_room(path)
@@ -79,6 +82,20 @@ def pack_model(
         except OSError as problem:
             _log.warning("the packed model is kept in memory and not in %s: %s", path.parent, problem)
     return pack_in_memory(layout, fill)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=_PATIENCE_S)
+    except Timeout:
+        _log.warning("waiting for another process, which packs a model in %s", path.parent)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _states(header: ModelHeader) -> dict[Path, tuple[int, int, int]]:
