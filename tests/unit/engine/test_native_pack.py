@@ -18,11 +18,13 @@ import pytest
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from inferloop.core.errors import ModelFileError
+from inferloop.core.errors import EnvironmentLacksError, ModelFileError
 from inferloop.engine.compute.groups import GROUP_TYPES
 from inferloop.engine.compute.native.config import Weights
 from inferloop.engine.compute.native.pack import pack_model
 from inferloop.engine.compute.native.packed import LAYOUT_REVISION, PackedModel
+from inferloop.engine.compute.native.packfile import pack_in_memory
+from inferloop.engine.compute.native.plan import plan_packing
 from inferloop.engine.compute.native.unpack import unpack
 from inferloop.engine.compute.stored import half_split, read_tensor
 from inferloop.models.headers import ModelHeader, read_header
@@ -262,6 +264,22 @@ def test_scales_that_are_no_numbers_are_refused(write: Write, weights: Weights) 
         file.write(np.float16(np.nan).tobytes())
     with pytest.raises(ModelFileError, match=r"down_proj\.weight has weights that are not finite"):
         pack_model(header, weights)
+
+
+def test_types_that_cannot_be_read_are_refused_before_anything_is_packed(write: Write, tmp_path: Path) -> None:
+    header = write("q4_0")
+    name = "model.layers.0.mlp.down_proj.weight"
+    of_another = {**header.tensors, name: replace(header.tensors[name], dtype="iq4_nl")}
+    done: list[int] = []
+    with pytest.raises(ModelFileError, match=r"down_proj\.weight is iq4_nl; readable are bf16, "):
+        pack(replace(header, tensors=of_another), tmp_path / "cache", done)
+    assert not done and not (tmp_path / "cache").exists()
+
+
+def test_memory_that_cannot_be_had_is_a_fault_of_the_machine(write: Write) -> None:
+    layout = replace(plan_packing(write("q4_0"), "stored").layout, num_bytes=1 << 60)
+    with pytest.raises(EnvironmentLacksError, match=r"no room in memory for .* of weights"):
+        pack_in_memory(layout, lambda buffer: None)
 
 
 def pack(header: ModelHeader, cache: Path, done: list[int] | None = None) -> PackedModel:

@@ -15,13 +15,18 @@ _PLAIN: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<
 READABLE = ("bf16", *_PLAIN, *GROUP_TYPES)
 
 
+def check_readable(info: TensorInfo) -> None:
+    """Raises ModelFileError for a type that is not in READABLE."""
+    if info.dtype not in READABLE:
+        raise ModelFileError(f"{info.file}: tensor {info.name} is {info.dtype}; readable are {', '.join(READABLE)}")
+
+
 def stored_rows(info: TensorInfo) -> NDArray[np.uint8]:
     """A read-only map of the file: uint8 [rows][bytes of a row], a vector being one row.
 
     Raises ModelFileError for a file that cannot be read or a type that is not in READABLE.
     """
-    if info.dtype not in READABLE:
-        raise ModelFileError(f"{info.file}: tensor {info.name} is {info.dtype}; readable are {', '.join(READABLE)}")
+    check_readable(info)
     try:
         stored = np.memmap(info.file, np.uint8, "r", info.offset, (info.num_bytes,))
     except (OSError, ValueError) as problem:

@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferloop.core.errors import EnvironmentLacksError
+from inferloop.core.units import human_bytes
 from inferloop.engine.compute.native.packed import PackedModel, PackLayout
 from inferloop.models.cache import sync_folder
 
@@ -91,7 +93,13 @@ def write_packed(path: Path, layout: PackLayout, fill: Fill) -> None:
 
 
 def pack_in_memory(layout: PackLayout, fill: Fill) -> PackedModel:
-    buffer = np.frombuffer(mmap.mmap(-1, max(layout.num_bytes, 1)), np.uint8)  # begins at a page
+    """Raises EnvironmentLacksError without room for it."""
+    try:
+        memory = mmap.mmap(-1, layout.num_bytes)  # begins at a page
+    except OSError as problem:
+        what = f"no room in memory for {human_bytes(layout.num_bytes)} of weights: {problem}"
+        raise EnvironmentLacksError(what, fix="In a cache folder that can be written they need less.") from problem
+    buffer = np.frombuffer(memory, np.uint8)
     fill(buffer)
     buffer.flags.writeable = False
     return layout.over(buffer)

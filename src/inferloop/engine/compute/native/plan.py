@@ -14,7 +14,7 @@ from inferloop.engine.compute.native import int8
 from inferloop.engine.compute.native.config import Weights
 from inferloop.engine.compute.native.packed import GROUP, Format, PackedMatrix, PackLayout
 from inferloop.engine.compute.native.tiles import aligned, group_matrix, plain_matrix
-from inferloop.engine.compute.stored import half_split
+from inferloop.engine.compute.stored import check_readable, half_split
 from inferloop.models.headers import ModelHeader, TensorInfo
 
 
@@ -103,6 +103,8 @@ class _Planner:
     def matrix(self, name: str, *modules: str, in_turn: bool = False) -> None:
         """`in_turn`: 32 outputs of the first, 32 of the second, and so on; else one after the other."""
         parts = tuple(self._tensors[module + ".weight"] for module in modules)
+        for part in parts:
+            check_readable(part)
         n, k = sum(part.shape[0] for part in parts), parts[0].shape[1]
         if k % GROUP or (in_turn and parts[0].shape[0] % GROUP):
             first = parts[0]
