@@ -139,12 +139,12 @@ class Up:
     def _memory_gate(self, files: ModelFiles) -> Gate:
         """Refuse before anything is started what would be killed once it is."""
         lengths = [c.input_tokens.points[-1][1] + c.output_tokens.points[-1][1] for c in self._contract.traffic.classes]
-        weight_format, kv_format = wire.memory_formats(self._contract.model, files.header)
+        weight_bytes, kv_format = wire.memory_needs(self._contract.model, files.header)
         needs = replica_memory(
             files.header.shape,
             memory_bytes=machine_capacity().memory_bytes,
             sequence_tokens=min(int(max(lengths)), files.header.shape.context_length),
-            weight_format=weight_format,
+            weight_bytes=weight_bytes,
             kv_format=kv_format,
         )
         self._narrator.news(needs.reason)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from inferloop.core.errors import UsageError, nearest
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from inferloop.bench.render import PromptCodec
     from inferloop.contract.workload import ModelRef
     from inferloop.core.slo import Slo
+    from inferloop.engine.compute.native.config import Weights
     from inferloop.models.fetch import Progress
     from inferloop.models.headers import ModelHeader
     from inferloop.models.resolve import ModelFiles
@@ -87,20 +89,18 @@ def precision_flags(model: ModelRef) -> dict[str, Value]:
 _ACTIVATIONS = {"auto": None, "bf16": "bf16", "int8": "int8", "fp32": "fp32"}
 
 
-def memory_formats(model: ModelRef, header: ModelHeader) -> tuple[str, str]:
-    """What weights and KV take memory in, when `precision_flags` start a replica of the model here."""
+def memory_needs(model: ModelRef, header: ModelHeader) -> tuple[int, str]:
+    """Bytes of weights and the format of KV of a replica of the model that `precision_flags` start here. What the
+    native engine repacks may be larger than in the file. Raises ModelFileError for weights that nobody can read."""
     from inferloop.backends.native_choice import why_not_native
-    from inferloop.core.shape import BYTES_PER_ELEMENT
+    from inferloop.engine.compute.native.plan import plan_packing
 
     flags = precision_flags(model)
     weights, kv = str(flags.get("dtype", "auto")), str(flags.get("kv_dtype", "bf16"))
     if flags.get("compute") == "torch" or why_not_native(header) is not None:
         dtype = "bf16" if weights == "auto" else weights
-        return dtype, dtype
-    if weights == "auto":
-        quantized = BYTES_PER_ELEMENT.keys() - {"fp32", "fp16"}
-        weights = header.stored_precision if header.stored_precision in quantized else "bf16"
-    return weights, kv
+        return math.ceil(header.shape.weight_bytes(dtype)), dtype
+    return plan_packing(header, cast("Weights", "stored" if weights == "auto" else weights)).num_bytes, kv
 
 
 def tpot_objective_ms(slo: Slo) -> float | None:

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from inferloop.backends.native_choice import load_runner, why_not_native
 from inferloop.backends.native_load import NativeOptions
-from inferloop.cli.wire import memory_formats, precision_flags
+from inferloop.cli.wire import memory_needs, precision_flags
 from inferloop.contract.workload import ModelRef, Precision
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError, UsageError
 from inferloop.models.resolve import ModelFiles, open_files
@@ -121,7 +121,16 @@ def test_a_contract_names_a_precision_that_can_be(fitting: ModelFiles, odd: Mode
     for wrong in (("q4_k", None, None), ("bf16", "int8", None), (None, "bf16", None), ("bf16", None, "fp32")):
         with pytest.raises(UsageError, match=r"model\.precision"):
             flags(*wrong)
-    assert memory_formats(ModelRef("m"), fitting.header) == ("bf16", "bf16")
-    assert memory_formats(ModelRef("m", Precision("int8", None, "int8")), fitting.header) == ("int8", "int8")
-    assert memory_formats(ModelRef("m"), odd.header) == ("bf16", "bf16")
-    assert memory_formats(ModelRef("m", Precision("fp32", "fp32", "fp32")), fitting.header) == ("fp32", "fp32")
+
+
+def test_memory_is_reckoned_by_what_will_compute(fitting: ModelFiles, odd: ModelFiles) -> None:
+    from inferloop.engine.compute.native.pack import pack_model
+
+    int8, fp32 = Precision("int8", None, "int8"), Precision("fp32", "fp32", "fp32")
+    packed = pack_model(fitting.header, "stored").buffer.nbytes
+    assert memory_needs(ModelRef("m"), fitting.header) == (packed, "bf16")
+    packed = pack_model(fitting.header, "int8").buffer.nbytes
+    assert memory_needs(ModelRef("m", int8), fitting.header) == (packed, "int8")
+    num = fitting.header.shape.num_params
+    assert memory_needs(ModelRef("m", fp32), fitting.header) == (4 * num, "fp32")
+    assert memory_needs(ModelRef("m"), odd.header) == (2 * odd.header.shape.num_params, "bf16")
