@@ -19,7 +19,7 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(PIP_INSTALL) -e .
 	@$(HAS_NATIVE) || { \
 	  echo "The native engine was not built: that takes a C++20 compiler and Python's headers"; \
-	  echo "(apt-get install g++ python3-dev, then make clean demo)."; \
+	  echo "(apt-get install g++ python3-dev, then make clean demo; what went wrong: $(BIN)/pip install -v -e .)."; \
 	  echo "Installing torch, which computes the same more slowly and starts in seconds, not at once."; \
 	  $(PIP_INSTALL) -e '.[torch]'; }
 	@touch $@

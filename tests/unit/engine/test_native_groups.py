@@ -160,6 +160,13 @@ def test_int8_is_within_half_a_step(seed: int, exponent: int) -> None:
     assert (groups.scales <= largest / 127 * 1.001 + 2**-24).all(), "no coarser than need be"
 
 
+@pytest.mark.parametrize("largest", [65510 * 127.0, -3e38, np.inf, np.nan])
+def test_int8_shows_what_it_cannot_state_by_its_scale(largest: float) -> None:
+    values = np.full((1, 64), 0.5, np.float32)
+    values[0, 40] = largest
+    assert np.isfinite(quantize(values).scales).tolist() == [[True, False]]
+
+
 @pytest.mark.parametrize("dtype", GROUP_TYPES)
 def test_int8_keeps_what_it_can_state(dtype: str) -> None:
     stored = random_blocks(dtype, 3, 2, seed=5)

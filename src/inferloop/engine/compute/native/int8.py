@@ -34,4 +34,4 @@ def quantize(values: NDArray[np.float32]) -> GroupCodes:
 def _up_to_fp16(scales: NDArray[np.float32]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         near = scales.astype(np.float16)
-    return np.where(near < scales, np.nextafter(near, np.float16(np.inf)), near).astype(np.float32)
+        return np.where(near < scales, np.nextafter(near, np.float16(np.inf)), near).astype(np.float32)
