@@ -162,6 +162,20 @@ def test_numbers_near_the_largest_are_refused(files: ModelFiles) -> None:
             runner.submit(plan_of(5, 6, 7, **changes))
 
 
+def test_numbers_of_another_kind_are_refused(files: ModelFiles) -> None:
+    runner, plan = load(files), plan_of(5, 6, 7)
+    others: tuple[Any, ...] = (
+        plan.token_ids.astype(">i4"),  # the same size in another order
+        plan.token_ids.astype(np.float32),
+        plan.token_ids.astype(np.int64),
+        np.repeat(plan.token_ids, 2)[::2],
+        plan.token_ids.view([("id", np.int32)]),
+    )
+    for token_ids in others:
+        with pytest.raises(ValueError):
+            runner.submit(replace(plan, token_ids=token_ids))
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

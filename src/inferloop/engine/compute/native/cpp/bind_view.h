@@ -7,6 +7,7 @@
 #include <deque>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 namespace inferloop {
@@ -33,9 +34,10 @@ class Views {
   template <class T>
   const T* numbers(nanobind::handle array, const char* name, size_t count) {
     const Py_buffer& buffer = show(array, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT);
-    constexpr bool is_float = std::is_floating_point_v<T>;
-    const char kind = buffer.format == nullptr ? 'B' : buffer.format[0];
-    if (buffer.itemsize != sizeof(T) || (kind == 'f' || kind == 'd' || kind == 'e') != is_float)
+    // One letter: others before it tell of another byte order, or of records.
+    const std::string_view format = buffer.format == nullptr ? "B" : buffer.format;
+    const std::string_view kinds = std::is_floating_point_v<T> ? "fd" : "bBhHiIlLqQ";
+    if (buffer.itemsize != sizeof(T) || format.size() != 1 || kinds.find(format[0]) == kinds.npos)
       throw std::invalid_argument(std::string(name) + " has numbers of another kind");
     if (static_cast<size_t>(buffer.len) != count * sizeof(T))
       throw std::invalid_argument(std::string(name) + " has another length");
