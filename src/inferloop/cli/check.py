@@ -12,6 +12,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from inferloop.cli.common import JsonOption, RunsDirOption, print_json, stderr, stdout, verb
+from inferloop.cli.main import VERBS, verb_command
 from inferloop.contract.archetypes import PROFILES
 from inferloop.contract.checklist import Evidence, Step, checklist
 from inferloop.contract.describe import describe
@@ -28,7 +29,6 @@ _COLOURS = {"covered": "green", "partly": "yellow", "open": "dim", "warning": "y
 
 @verb
 def check(
-    context: typer.Context,
     contract: Annotated[Path, typer.Argument(help="The contract: YAML, TOML or JSON.")],
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when there is a warning.")] = False,
     runs_dir: RunsDirOption = Path("runs"),
@@ -42,9 +42,7 @@ def check(
     """
     loaded = load(contract)
     findings = [*_here(loaded), *lint(loaded)]
-    steps = tuple(
-        _runnable(step, contract, loaded, context) for step in checklist(loaded, evidence_for(loaded, runs_dir))
-    )
+    steps = tuple(_runnable(step, contract, loaded) for step in checklist(loaded, evidence_for(loaded, runs_dir)))
     warnings = [f for f in findings if f.severity == "warning"]
     failed = strict and bool(warnings)
     if json_output:
@@ -108,19 +106,20 @@ def _here(contract: Contract) -> list[Finding]:
     return found
 
 
-def _runnable(step: Step, path: Path, contract: Contract, context: typer.Context) -> Step:
+def _runnable(step: Step, path: Path, contract: Contract) -> Step:
     """The step with a command that can be pasted; one that this version lacks is said to be missing."""
     if step.todo is None or not step.todo.startswith("inferloop "):
         return step
-    group = context.parent.command if context.parent else None
-    known = ["inferloop"]
-    for word in step.todo.split()[1:]:
-        if not isinstance(group, TyperGroup):
+    verb, *words = step.todo.split()[1:]
+    known = ["inferloop", verb]
+    command = verb_command(verb) if verb in VERBS else None
+    for word in words:
+        if not isinstance(command, TyperGroup):
             break
         known.append(word)
-        if word not in group.commands:
-            return replace(step, todo=f"not in this version: {' '.join(known)}")
-        group = group.commands[word]
+        command = command.commands.get(word)
+    if command is None:
+        return replace(step, todo=f"not in this version: {' '.join(known)}")
     suite = _short(Path(contract.quality.suite)) if contract.quality else "SUITE"
     return replace(step, todo=step.todo.replace("CONTRACT", str(path)).replace("SUITE", suite))
 

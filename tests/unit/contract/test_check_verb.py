@@ -82,7 +82,7 @@ def test_a_suite_that_cannot_be_read_is_a_bad_contract(path: Path) -> None:
         ("./none.gguf", "model.id", "no such file"),
         ("smollm2-135m-instrct", "model.id", "did you mean 'smollm2-135m-instruct'"),
         ("someone/some-model", "model.id", "hub"),
-        ("smollm2-135m-instruct-int8", "model.precision", "not in int8"),
+        ("smollm2-135m-instruct-fp8", "model.precision", "not in fp8"),
     ],
 )
 def test_what_cannot_run_here_is_a_warning(path: Path, model: str, key: str, says: str) -> None:
