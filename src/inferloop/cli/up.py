@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from inferloop.cli.common import CacheDirOption, JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
+from inferloop.core.cores import usable_cores
 
 if TYPE_CHECKING:
     from inferloop.cli.up_stages import Outcome
@@ -58,7 +58,7 @@ def up(
         bench_budget_s=bench_budget_s,
         rho=rho,
         failure_headroom=failure_headroom,
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or usable_cores(),
         kv_memory_mib=kv_memory_mib,
         cache_dir=cache_dir,
     )

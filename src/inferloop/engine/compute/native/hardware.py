@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import psutil
 
 from inferloop.core.clock import Clock, RealClock
+from inferloop.core.cores import usable_cores
 from inferloop.core.hardware import Bandwidth, MeasuredHardware, Peak
 from inferloop.core.units import MIB, NS_PER_S
 from inferloop.engine.compute.native.arena import NumpyArena, huge_page_bytes
@@ -49,7 +49,7 @@ def measure(
     clock = clock or RealClock()
     others = _Others()
     native = _extension()
-    threads = sorted({1, len(os.sched_getaffinity(0))} if threads is None else threads)
+    threads = sorted({1, usable_cores()} if threads is None else threads)
     sizes = _sizes(working_sets, psutil.virtual_memory().available)
 
     arena: _Arena = NumpyArena(sizes[-1]) if native is None else _NativeArena(native, sizes[-1], threads)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
+from inferloop.core.cores import usable_cores
 from inferloop.core.digest import canonical_json
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.engine.compute.native import _native
@@ -44,7 +44,7 @@ class NativeRunner:
         check_room(num_blocks * block_bytes)
         num_positions = min(shape.context_length, num_blocks * BLOCK_SIZE)
         program = program_of(header, num_positions, packed.vectors.get("rope_factors"))
-        num_threads = len(os.sched_getaffinity(0)) if config.num_threads is None else config.num_threads
+        num_threads = usable_cores() if config.num_threads is None else config.num_threads
         if num_threads < 1:
             raise UsageError(f"a step needs a thread, not {num_threads}")
         try:

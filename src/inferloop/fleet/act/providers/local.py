@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
 
 from inferloop.backends.protocols import LaunchSpec
 from inferloop.core.clock import Clock
+from inferloop.core.cores import usable_cores
 from inferloop.fleet.act.process import ReplicaProcess
 from inferloop.fleet.decide.fit import MachineCapacity
 
@@ -31,7 +31,7 @@ class LocalProvider:
 
 def machine_capacity() -> MachineCapacity:
     """What is free now: available memory, capped by the control group's limit, and the cores we may run on."""
-    return MachineCapacity(min(psutil.virtual_memory().available, _cgroup_left()), len(os.sched_getaffinity(0)))
+    return MachineCapacity(min(psutil.virtual_memory().available, _cgroup_left()), usable_cores())
 
 
 def _cgroup_left(root: Path = Path("/sys/fs/cgroup")) -> int:
