@@ -79,9 +79,12 @@ class TokenRequest:
 class TimedRequest:
     """One request of a sampled workload: when and how long, no text.
 
-    `at_s` is seconds after the start of the window. The first `prefix_tokens` of the `input_tokens` are the first
-    tokens of one text per `prefix_group`, which that number alone determines; requests of a group take different
-    amounts of it. `prefix_group` -1: nothing is shared. `content_seed` makes the rest unique, yet reproducible.
+    `at_s` is seconds after the start of the window or, when `after` is the index of an earlier request, after that
+    one's end: the time that a user thinks or a tool runs. Requests of one `session` are the turns of a conversation:
+    when one fails, those after it are never sent. Without a session the next is sent whatever became of the one before.
+    The first `prefix_tokens` of the `input_tokens` are the first tokens of one text per `prefix_group`, which that
+    number alone determines; requests of a group take different amounts of it. `prefix_group` -1: nothing is shared.
+    `content_seed` makes the rest unique, yet reproducible.
     """
 
     index: int
@@ -92,3 +95,5 @@ class TimedRequest:
     prefix_tokens: int
     content_seed: int
     traffic_class: str = "default"
+    after: int | None = None
+    session: int | None = None
