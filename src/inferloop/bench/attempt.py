@@ -92,6 +92,9 @@ async def attempt(
         queue_ms=stream.queue_ms if stream else None,
         traffic_class=request.timed.traffic_class,
         trace_id=trace.trace_id,
+        t_first_answer_ns=stream.t_first_answer_ns if stream else None,
+        empty_frames_ns=stream.empty_frames_ns if stream else (),
+        session=request.timed.session,
     )
     return Attempt(timing, stream, detail)
 

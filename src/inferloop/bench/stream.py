@@ -41,6 +41,8 @@ class StreamResult:
     counted_by: str
     count_mismatch: bool
     text: str
+    empty_frames_ns: tuple[int, ...] = ()
+    """Arrivals of frames of the answer without a token of it: its role, its finish reason."""
 
 
 class StreamReader:
@@ -57,6 +59,7 @@ class StreamReader:
         self._t_first_answer_ns: int | None = None
         self._done = False
         self._error: str | None = None
+        self._empty_ns: list[int] = []
         self._texts: list[str] | None = [] if keep_text else None
 
     def feed(self, t_ns: int, piece: bytes) -> None:
@@ -101,6 +104,7 @@ class StreamReader:
             counted_by=counted_by,
             count_mismatch=mismatch,
             text="".join(self._texts or ()),
+            empty_frames_ns=tuple(self._empty_ns),
         )
 
     def _take(self, t_ns: int, event: dict[str, Any]) -> None:
@@ -121,6 +125,8 @@ class StreamReader:
         told = None if "queue_ms" in timings else _count(timings, "num_tokens")  # beside queue_ms stands the total
         if has_output or told:
             self._frames.append((t_ns, told, _count(usage, "completion_tokens")))
+        else:
+            self._empty_ns.append(t_ns)
         reason = choice.get("finish_reason")
         if not isinstance(reason, str | None):
             raise TypeError("finish_reason is not a text")

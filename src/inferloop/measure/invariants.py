@@ -20,6 +20,9 @@ def violations(r: RequestTiming) -> tuple[str, ...]:
         found.append("stamps run backwards (send, headers, chunks, end)")
     if r.t_intended_ns is not None and r.t_send_ns < r.t_intended_ns:
         found.append("sent before its intended instant")
+    inside = (*(() if r.t_first_answer_ns is None else (r.t_first_answer_ns,)), *r.empty_frames_ns)
+    if any(not r.t_send_ns <= t <= r.t_end_ns for t in inside):
+        found.append("a frame before the send or after the end")
     if any(c.num_tokens <= 0 for c in r.chunks):
         found.append("a chunk without tokens")
     if r.ok and not r.chunks:

@@ -14,6 +14,7 @@ Definitions (all from one monotonic clock, in milliseconds):
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from inferloop.core.units import ns_to_ms
 
@@ -26,9 +27,11 @@ DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One streamed frame with tokens: arrival (monotonic ns, stamped before parsing) and how many tokens."""
+class Chunk(NamedTuple):
+    """One streamed frame with tokens: arrival (monotonic ns, stamped before parsing) and how many tokens.
+
+    A tuple, because a run has millions of them.
+    """
 
     t_ns: int
     num_tokens: int
@@ -40,7 +43,9 @@ class RequestTiming:
 
     error is a class, not free text: http_4xx, http_429, http_5xx, connect, timeout, truncated, empty_stream,
     protocol, client; or censored: unfinished at the cut-off. `t_intended_ns` is None in closed loops, where lateness
-    has no meaning.
+    has no meaning. `empty_frames_ns` are the arrivals of frames that belong to the answer and hold no token of it (its
+    role, its finish reason): no number of ours counts them, those of other tools do. `session` names the conversation
+    or agent loop that the request is turn `turn` (from 0) of; it was planned to have `num_turns`.
     """
 
     request_id: str
@@ -58,6 +63,12 @@ class RequestTiming:
     queue_ms: float | None = None
     traffic_class: str = "default"
     trace_id: str | None = None
+    t_first_answer_ns: int | None = None
+    """The first chunk with some of the answer itself: neither reasoning nor a tool call. None when there was none."""
+    empty_frames_ns: tuple[int, ...] = ()
+    session: int | None = None
+    turn: int | None = None
+    num_turns: int | None = None
 
     @property
     def ok(self) -> bool:

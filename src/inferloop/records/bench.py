@@ -37,6 +37,12 @@ SCHEMA = pa.schema(
         pa.field("finish_reason", pa.string()),
         pa.field("replica", pa.string()),
         pa.field("queue_ms", pa.float64()),
+        # since schema version 2; older files have none of them
+        pa.field("t_first_answer", pa.int64()),
+        pa.field("empty_frames", pa.list_(pa.int64())),
+        pa.field("session", pa.int64()),
+        pa.field("turn", pa.int32()),
+        pa.field("num_turns", pa.int32()),
     ]
 )
 
@@ -95,6 +101,11 @@ def _as_dict(row: RequestRow, *, chunks_as_pairs: bool) -> dict[str, Any]:
         "finish_reason": r.finish_reason,
         "replica": r.replica,
         "queue_ms": r.queue_ms,
+        "t_first_answer": r.t_first_answer_ns,
+        "empty_frames": r.empty_frames_ns,
+        "session": r.session,
+        "turn": r.turn,
+        "num_turns": r.num_turns,
     }
 
 
@@ -115,5 +126,10 @@ def _from_dict(value: dict[str, Any], chunks: tuple[Chunk, ...]) -> RequestRow:
         queue_ms=value["queue_ms"],
         traffic_class=value["traffic_class"],
         trace_id=value["trace_id"],
+        t_first_answer_ns=value.get("t_first_answer"),
+        empty_frames_ns=tuple(value.get("empty_frames") or ()),
+        session=value.get("session"),
+        turn=value.get("turn"),
+        num_turns=value.get("num_turns"),
     )
     return RequestRow(value["point"], value["warmup"], timing)

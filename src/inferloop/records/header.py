@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: request rows also tell the first answer token, frames without a token, session and turn."""
 Status = Literal["running", "complete", "interrupted", "void"]
 HEADER, STAGES, LINES, PARQUET = "run.json", "stages.jsonl", "requests.jsonl", "requests.parquet"
 SUMMARY, REPORT = "summary.json", "report.html"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +40,11 @@ TIMING = RequestTiming(
     replica="r0",
     queue_ms=1.5,
     trace_id="ab" * 16,
+    t_first_answer_ns=20,
+    empty_frames_ns=(9, 40),
+    session=7,
+    turn=1,
+    num_turns=3,
 )
 
 
@@ -294,3 +301,14 @@ def test_rows_survive_json_and_parquet(rows: list[RequestRow]) -> None:
 def test_revision_of_an_installed_copy_is_not_somebody_elses(tmp_path: Path) -> None:
     assert source_revision(tmp_path) == (None, None)
     assert fingerprint() is fingerprint()
+
+
+def test_request_tables_from_before_sessions_are_read(tmp_path: Path) -> None:
+    """Version 1 had neither answer stamps nor turns."""
+    new = {"t_first_answer", "empty_frames", "session", "turn", "num_turns"}
+    table = pq.read_table(io.BytesIO(to_parquet([RequestRow("serial", False, TIMING)])))
+    pq.write_table(table.drop_columns(sorted(new)), tmp_path / "requests.parquet")
+    line = {k: v for k, v in json.loads(to_json_line(RequestRow("serial", False, TIMING))).items() if k not in new}
+    old = replace(TIMING, t_first_answer_ns=None, empty_frames_ns=(), session=None, turn=None, num_turns=None)
+    assert read_parquet(tmp_path / "requests.parquet") == [RequestRow("serial", False, old)]
+    assert from_json_line(json.dumps(line).encode()) == RequestRow("serial", False, old)
