@@ -13,7 +13,7 @@ from inferloop.core.slo import LATENCY_METRICS, Objective, Slo
 _FLAT = re.compile(r"([a-z]+)_(p[\d.]+)_ms")
 _OTHER_KEYS = ("error_rate", "window", "scope", "network_ms")
 KEYS = (*LATENCY_METRICS, *_OTHER_KEYS)
-FROM_USER = ("ttft_ms", "ttlt_ms")
+FROM_USER = ("ttft_ms", "ttfat_ms", "ttlt_ms")
 """Metrics that the network's share is taken off."""
 
 

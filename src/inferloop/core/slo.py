@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LATENCY_METRICS = ("ttft_ms", "tpot_ms", "itl_ms", "ttlt_ms", "queue_ms")
+LATENCY_METRICS = ("ttft_ms", "ttfat_ms", "tpot_ms", "itl_ms", "ttlt_ms", "queue_ms")
 
 
 @dataclass(frozen=True, slots=True)

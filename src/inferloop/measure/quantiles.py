@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from inferloop.measure.columns import Floats
+
 CONFIDENCE = 0.99
 _ALLOWED_OVER = 1  # as in LoadGen: a floor that one outlier does not move
 
@@ -37,15 +39,15 @@ class Percentile:
         return "infinite" if math.isinf(self.value) else f"{self.value:.4g}"
 
 
-def quantile(ordered: Sequence[float], q: float) -> float:
+def quantile(ordered: Sequence[float] | Floats, q: float) -> float:
     """The q-quantile of samples sorted ascending, 0 < q <= 1. Raises ValueError for an empty sample or a bad q."""
-    if not ordered or not 0.0 < q <= 1.0:
+    if not len(ordered) or not 0.0 < q <= 1.0:
         raise ValueError(f"need samples and 0 < q <= 1, got {len(ordered)} samples and q={q}")
     rank = math.ceil(q * len(ordered) - 1e-9)  # 0.95 * 140 is 133 plus a rounding error
-    return ordered[max(rank, 1) - 1]
+    return float(ordered[max(rank, 1) - 1])
 
 
-def percentile(ordered: Sequence[float], q: float, *, num_independent: int | None = None) -> Percentile:
+def percentile(ordered: Sequence[float] | Floats, q: float, *, num_independent: int | None = None) -> Percentile:
     """The q-quantile of sorted samples when it is certifiable.
 
     `num_independent` is the number of independent observations behind the samples (requests behind token gaps, which

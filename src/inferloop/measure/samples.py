@@ -8,17 +8,26 @@ counted apart.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from inferloop.core.units import ns_to_ms
-from inferloop.measure import timing
-from inferloop.measure.timing import RequestTiming
+import numpy as np
 
-CENSORED = "censored"
-NOT_THE_SERVICE = frozenset({"http_4xx", "client"})
-"""Error classes that say nothing about the service."""
+from inferloop.core.units import NS_PER_MS, NS_PER_S
+from inferloop.measure.columns import ABSENT, CENSORED, CUT, FAILED, NOT_THE_SERVICE, OK, Columns, Floats, Ints
+from inferloop.measure.timing import READING_TOK_S, RequestTiming
+
+__all__ = [
+    "CENSORED",
+    "ERROR_CLASSES",
+    "METRICS",
+    "NOT_THE_SERVICE",
+    "Samples",
+    "collect",
+    "concerns_service",
+    "is_failure",
+]
+
 ERROR_CLASSES = (
     "http_4xx",
     "http_429",
@@ -30,6 +39,9 @@ ERROR_CLASSES = (
     "protocol",
     "client",
 )
+Requests = Sequence[RequestTiming] | Columns
+_FROM_USER = ("ttft_ms", "ttfat_ms", "ttlt_ms")
+"""What has a form that counts from the intended instant."""
 
 
 def concerns_service(r: RequestTiming) -> bool:
@@ -42,96 +54,151 @@ def is_failure(r: RequestTiming) -> bool:
     return r.error is not None and r.error != CENSORED and concerns_service(r)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """In ms. `num_failed` counts samples that failures stand for. `num_requests` is the number of requests behind all
+    """In ms. Each sample is owned by a request, given by its index. `num_requests` is the number of requests behind all
     of them: the independent observations."""
 
-    values: tuple[float, ...]
-    num_failed: int
-    hidden: tuple[float, ...]
+    values: Floats
+    owners: Ints
+    failed_owners: Ints
+    """Of the samples that failures stand for; a request is there once for each."""
+    hidden: Floats
     """Lower bounds of what the cut-off hid."""
+    hidden_owners: Ints
     num_requests: int
 
-    def adjusted(self) -> list[float]:
-        """Sorted ascending, failures and hidden values as +inf: what percentiles are taken of."""
-        return [*sorted(self.values), *[math.inf] * (self.num_failed + len(self.hidden))]
+    @property
+    def num_failed(self) -> int:
+        return len(self.failed_owners)
 
     @property
     def num_total(self) -> int:
         return len(self.values) + self.num_failed + len(self.hidden)
 
+    def adjusted(self) -> Floats:
+        """Sorted ascending, failures and hidden values as +inf: what percentiles are taken of."""
+        return np.concatenate([np.sort(self.values), np.full(self.num_failed + len(self.hidden), np.inf)])
+
+    def pessimistic(self) -> tuple[Floats, Ints]:
+        """(values, owners), hidden ones as +inf."""
+        infinite = np.full(self.num_failed + len(self.hidden), np.inf)
+        owners = np.concatenate([self.owners, self.failed_owners, self.hidden_owners])
+        return np.concatenate([self.values, infinite]), owners
+
+    def optimistic(self) -> tuple[Floats, Ints]:
+        """(values, owners), hidden ones as the time that had passed."""
+        values = np.concatenate([self.values, np.full(self.num_failed, np.inf), self.hidden])
+        return values, np.concatenate([self.owners, self.failed_owners, self.hidden_owners])
+
     def num_over(self, limit: float) -> tuple[int, int]:
         """(certainly, possibly) over the limit."""
-        certain = self.num_failed + sum(v > limit for v in self.values) + sum(v > limit for v in self.hidden)
-        return certain, certain + sum(v <= limit for v in self.hidden)
+        cut_over = int(np.count_nonzero(self.hidden > limit))
+        certain = self.num_failed + int(np.count_nonzero(self.values > limit)) + cut_over
+        return certain, certain + len(self.hidden) - cut_over
 
 
-def collect(metric: str, requests: Iterable[RequestTiming], *, from_intended: bool = False) -> Samples:
-    """Samples of `metric` (a name of core.slo.LATENCY_METRICS). `from_intended` counts TTFT and TTLT from the
-    instant the request should have been sent, where there is one. Token gaps are pooled over the requests; there a
-    failed or unfinished request weighs as many as a successful one has on average. Raises KeyError for an unknown
-    metric."""
-    value_of = _METRICS[metric]
-    values: list[float] = []
-    cut: list[tuple[list[float], list[float]]] = []
-    num_failed = num_told = num_cut = 0
-    for r in requests:
-        if not concerns_service(r):
-            continue
-        if r.error == CENSORED:
-            cut.append(_censored(metric, r, from_intended))
-        elif r.error is not None:
-            num_failed += metric != "queue_ms"  # a failed answer tells no queue time; that alone proves nothing
-        else:
-            seen = value_of(r, from_intended)
-            values += seen
-            num_told += bool(seen)
+def collect(metric: str, requests: Requests, *, from_intended: bool = False) -> Samples:
+    """Samples of `metric` (a key of `METRICS`). `from_intended` counts TTFT, TTFAT and TTLT from the instant the
+    request should have been sent, where there is one. Gaps are pooled over the requests; there a failed or unfinished
+    request weighs as many as a successful one has on average. Raises KeyError for an unknown metric."""
+    c = Columns.of(requests)
+    all_values, all_owners = METRICS[metric](c, from_intended and metric in _FROM_USER)
+    whose = c.status[all_owners]
+    values, owners = all_values[whose == OK], all_owners[whose == OK]
+    num_told = int(np.count_nonzero(np.bincount(owners, minlength=len(c)))) if len(owners) else 0
+    # A failed answer tells no queue time; that alone proves nothing.
+    failed = np.flatnonzero(c.status == FAILED) if metric != "queue_ms" else np.zeros(0, np.int64)
     weight = max(1, round(len(values) / num_told)) if num_told else 1
-    hidden: list[float] = []
-    for seen, bounds in cut:
-        values += seen
-        hidden += bounds
-        if bounds:  # of what else it would have told nothing is known
-            hidden += [0.0] * (weight - len(seen) - len(bounds))
-        num_cut += bool(seen or bounds)
-    return Samples(tuple(values), num_failed * weight, tuple(hidden), num_told + num_failed + num_cut)
+    cut = np.flatnonzero(c.status == CUT)
+    if not len(cut):
+        none = np.zeros(0)
+        return Samples(values, owners, np.repeat(failed, weight), none, none.astype(np.int64), num_told + len(failed))
+    seen_owners = all_owners[whose == CUT]
+    bounds, bound_owners = _hidden(metric, c, cut, seen_owners, from_intended, weight)
+    told_by_cut = len(np.union1d(seen_owners, bound_owners))
+    return Samples(
+        np.concatenate([values, all_values[whose == CUT]]),
+        np.concatenate([owners, seen_owners]),
+        np.repeat(failed, weight),
+        bounds,
+        bound_owners,
+        num_told + len(failed) + told_by_cut,
+    )
 
 
-def _censored(metric: str, r: RequestTiming, from_intended: bool) -> tuple[list[float], list[float]]:
-    """(values already known, lower bounds of those not yet known) of a request that the cut-off interrupted."""
-    start = r.t_intended_ns if from_intended and r.t_intended_ns is not None else r.t_send_ns
-    elapsed = max(0.0, ns_to_ms(r.t_end_ns - start))
-    if metric == "ttft_ms":
-        seen = _ttft(r, from_intended)
-        return (seen, []) if seen else ([], [elapsed])
-    if metric == "ttlt_ms":
-        return [], [elapsed]
-    if metric == "itl_ms":
-        return timing.itl_ms(r), [ns_to_ms(r.t_end_ns - r.chunks[-1].t_ns)] if r.chunks else [0.0]
+def _hidden(metric: str, c: Columns, cut: Ints, seen: Ints, from_intended: bool, weight: int) -> tuple[Floats, Ints]:
+    """(lower bounds of what the requests `cut` would still have told, their owners). `seen` owns what they did tell."""
+    elapsed = np.maximum(0, c.end[cut] - c.start(from_intended=from_intended and metric in _FROM_USER)[cut]) / NS_PER_MS
     if metric == "queue_ms":
-        return _known(r.queue_ms), []
-    return [], [0.0]
+        return np.zeros(0), np.zeros(0, np.int64)
+    if metric in ("ttft_ms", "ttfat_ms"):
+        unseen = ~np.isin(cut, seen)
+        return elapsed[unseen], cut[unseen]
+    if metric == "ttlt_ms":
+        return elapsed, cut
+    since_last = np.where(c.has_chunks[cut], (c.end[cut] - c.last[cut]) / NS_PER_MS, 0.0)
+    if metric in ("itl_ms", "icl_ms"):  # the gap it was cut in, and of what else it would have told nothing is known
+        more = np.maximum(0, weight - 1 - np.bincount(seen, minlength=len(c))[cut])
+        bounds = np.concatenate([since_last, np.zeros(int(more.sum()))])
+        return bounds, np.concatenate([cut, np.repeat(cut, more)])
+    return (since_last if metric == "max_gap_ms" else np.zeros(len(cut))), cut
 
 
-def _known(value: float | None) -> list[float]:
-    return [] if value is None else [value]
+def _between(start: Ints, stop: Ints) -> tuple[Floats, Ints]:
+    known = np.flatnonzero((start != ABSENT) & (stop != ABSENT))
+    return (stop[known] - start[known]) / NS_PER_MS, known
 
 
-def _ttft(r: RequestTiming, from_intended: bool) -> list[float]:
-    use_intended = from_intended and r.t_intended_ns is not None
-    return _known(timing.response_ttft_ms(r) if use_intended else timing.ttft_ms(r))
+def _finished(c: Columns, per_request: tuple[Floats, Ints]) -> tuple[Floats, Ints]:
+    """Of a request that was cut off the value is not known yet."""
+    values, owners = per_request
+    done = c.status[owners] != CUT
+    return values[done], owners[done]
 
 
-def _ttlt(r: RequestTiming, from_intended: bool) -> list[float]:
-    use_intended = from_intended and r.t_intended_ns is not None
-    return _known(timing.response_ttlt_ms(r) if use_intended else timing.ttlt_ms(r))
+def _tpot(c: Columns, _: bool) -> tuple[Floats, Ints]:
+    known = np.flatnonzero(c.tokens_later > 0)
+    return _finished(c, ((c.last[known] - c.first[known]) / NS_PER_MS / c.tokens_later[known], known))
 
 
-_METRICS: dict[str, Callable[[RequestTiming, bool], list[float]]] = {
-    "ttft_ms": _ttft,
-    "ttlt_ms": _ttlt,
-    "tpot_ms": lambda r, _: _known(timing.tpot_ms(r)),
-    "itl_ms": lambda r, _: timing.itl_ms(r),
-    "queue_ms": lambda r, _: _known(r.queue_ms),
+def _itl(c: Columns, _: bool) -> tuple[Floats, Ints]:
+    num = c.chunk_n[c.gap_at]
+    return np.repeat(c.gap_ms / num, num), np.repeat(c.gap_owner, num)
+
+
+def _queue(c: Columns, _: bool) -> tuple[Floats, Ints]:
+    known = np.flatnonzero(~np.isnan(c.queue_ms))
+    return c.queue_ms[known], known
+
+
+def _max_gap(c: Columns, _: bool) -> tuple[Floats, Ints]:
+    known, starts = np.unique(c.gap_owner, return_index=True)
+    largest = np.maximum.reduceat(c.gap_ms, starts) if len(known) else np.zeros(0)
+    return _finished(c, (largest, known))
+
+
+def _blocked(c: Columns, _: bool) -> tuple[Floats, Ints]:
+    """The reader starts with the first chunk; at chunk i it has waited for t_i - t_0 less the reading time of all
+    chunks before i, or longer if it had to wait for an earlier one."""
+    known = np.flatnonzero(c.has_chunks)
+    read_before = np.concatenate([[0], np.cumsum(c.chunk_n)[:-1]]) if len(c.chunk_n) else np.zeros(0)
+    begin = c.offsets[:-1]
+    since_first = (c.chunk_t - c.chunk_t[begin[c.owner]]) / NS_PER_MS
+    reading = (read_before - read_before[begin[c.owner]]) / READING_TOK_S * (NS_PER_S / NS_PER_MS)
+    waited = np.maximum.reduceat(since_first - reading, begin[known]) if len(known) else np.zeros(0)
+    return _finished(c, (np.maximum(waited, 0.0), known))
+
+
+METRICS: dict[str, Callable[[Columns, bool], tuple[Floats, Ints]]] = {
+    "ttft_ms": lambda c, intended: _between(c.start(from_intended=intended), c.first),
+    "ttfat_ms": lambda c, intended: _between(c.start(from_intended=intended), c.first_answer),
+    "ttlt_ms": lambda c, intended: _finished(c, _between(c.start(from_intended=intended), c.last)),
+    "tpot_ms": _tpot,
+    "itl_ms": _itl,
+    "icl_ms": lambda c, _: (c.gap_ms, c.gap_owner),
+    "max_gap_ms": _max_gap,
+    "blocked_ms": _blocked,
+    "queue_ms": _queue,
 }
+"""(values, owners) of each metric, whatever became of the requests."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferloop.measure.timing import RequestTiming, icl_ms, stutter_probability
+import numpy as np
+
+from inferloop.measure.columns import OK, Columns
+from inferloop.measure.samples import Requests
+from inferloop.measure.timing import stutter_probability
 
 STALL_MS = 250.0
 """A pause between chunks that a reader notices."""
@@ -29,19 +32,23 @@ class Stutter:
     observed: float
 
 
-def stutter(requests: Sequence[RequestTiming], *, stall_ms: float = STALL_MS) -> Stutter | None:
+def stutter(requests: Requests, *, stall_ms: float = STALL_MS) -> Stutter | None:
     """None when no answer has two chunks."""
-    answers = [gaps for r in requests if r.ok and (gaps := icl_ms(r))]
-    if not answers:
+    c = Columns.of(requests)
+    good = c.status[c.gap_owner] == OK
+    gaps, owners = c.gap_ms[good], c.gap_owner[good]
+    if not len(gaps):
         return None
-    num_gaps = sum(map(len, answers))
-    share = sum(gap > stall_ms for gaps in answers for gap in gaps) / num_gaps
-    median = sorted(map(len, answers))[len(answers) // 2]
+    slow = gaps > stall_ms
+    num_gaps = np.bincount(owners)
+    answers = num_gaps > 0
+    share = float(np.mean(slow))
+    median = int(np.sort(num_gaps[answers])[int(answers.sum()) // 2])
     return Stutter(
         stall_ms=stall_ms,
-        num_answers=len(answers),
+        num_answers=int(answers.sum()),
         gap_share=share,
         num_gaps_median=median,
         expected=stutter_probability(share, median),
-        observed=sum(max(gaps) > stall_ms for gaps in answers) / len(answers),
+        observed=float(np.mean(np.bincount(owners, slow)[answers] > 0)),
     )

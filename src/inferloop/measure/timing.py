@@ -1,14 +1,7 @@
 """One request's stamps and the latencies derived from them.
 
-Definitions (all from one monotonic clock, in milliseconds):
-
-    TTFT      first chunk that carried tokens, minus send. The response TTFT counts from the intended instant.
-    TPOT      (last chunk - first chunk) / tokens after the first chunk; None without such tokens. Chunks may hold
-              several tokens (speculation), so tokens are counted, never chunks.
-    ITL       the gaps between tokens: a gap before a chunk of n tokens counts as n gaps of gap/n. None below 2 tokens.
-    ICL       the raw gaps between chunks; what a reader sees as stutter.
-    TTLT      last chunk minus send.
-    queue     told by the server (engine in -> scheduled); None when it does not tell.
+DEFINITIONS says what each number is; all come from one monotonic clock and are in milliseconds. Chunks may hold several
+tokens (speculation, servers that bundle), so what is about tokens counts tokens, and what is about chunks says so.
 """
 
 from __future__ import annotations
@@ -16,15 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inferloop.core.units import ns_to_ms
+from inferloop.core.units import NS_PER_S, ns_to_ms
+
+READING_TOK_S = 5.3
+"""238 words a minute, the mean of silent reading in English (Brysbaert 2019), at 4/3 tokens a word."""
 
 DEFINITIONS = {
     "ttft_ms": "first token chunk - send",
+    "response_ttft_ms": "first token chunk - intended instant; none in a closed loop",
+    "ttfat_ms": "first chunk of the answer itself (neither reasoning nor a tool call) - send; none without an answer",
+    "response_ttfat_ms": "first chunk of the answer itself - intended instant",
     "tpot_ms": "(last chunk - first chunk) / tokens after the first chunk",
     "itl_ms": "gap between chunks spread evenly over the later chunk's tokens, pooled over requests",
+    "icl_ms": "gap between chunks, whatever they hold, pooled over requests",
+    "max_gap_ms": "the longest gap between two chunks of a request",
+    "blocked_ms": f"time a reader of {READING_TOK_S:g} tokens/s who starts at the first chunk has nothing left to read",
     "ttlt_ms": "last token chunk - send",
+    "response_ttlt_ms": "last token chunk - intended instant; none in a closed loop",
+    "session_ms": "last end - first intended instant of a whole session, the time of users and tools included",
     "queue_ms": "engine in -> first scheduled, as told by the server",
+    "schedule_delay_ms": "send - intended instant: the load generator's own lateness",
+    "tokens_per_chunk": "tokens / chunks of the successful requests",
+    "goodput": "requests that succeeded and kept every latency limit / requests offered",
+    "goodput_qps": "goodput x arrival rate; in a closed loop good requests / (last end - first send)",
+    "achieved_qps": "(completions - 1) / (last - first completion) if these span half the run, else completions / span",
+    "arrival_qps": "(requests - 1) / (last - first intended instant)",
+    "output_tok_s": "tokens after the first token instant / (last - first token instant), all requests together",
 }
+"""What each number of ours is; `compat` has those of other tools."""
 
 
 class Chunk(NamedTuple):
@@ -87,6 +99,17 @@ def response_ttft_ms(r: RequestTiming) -> float | None:
     return ns_to_ms(r.chunks[0].t_ns - r.t_intended_ns)
 
 
+def ttfat_ms(r: RequestTiming) -> float | None:
+    """To the first answer token, reasoning excluded. None when the answer never began."""
+    return None if r.t_first_answer_ns is None else ns_to_ms(r.t_first_answer_ns - r.t_send_ns)
+
+
+def response_ttfat_ms(r: RequestTiming) -> float | None:
+    if r.t_first_answer_ns is None or r.t_intended_ns is None:
+        return None
+    return ns_to_ms(r.t_first_answer_ns - r.t_intended_ns)
+
+
 def tpot_ms(r: RequestTiming) -> float | None:
     if len(r.chunks) < 2:
         return None
@@ -105,6 +128,23 @@ def itl_ms(r: RequestTiming) -> list[float]:
 def icl_ms(r: RequestTiming) -> list[float]:
     """One value per chunk after the first."""
     return [ns_to_ms(b.t_ns - a.t_ns) for a, b in zip(r.chunks, r.chunks[1:], strict=False)]
+
+
+def max_gap_ms(r: RequestTiming) -> float | None:
+    """The longest a reader saw nothing arrive. None below two chunks."""
+    return max(icl_ms(r), default=None)
+
+
+def blocked_ms(r: RequestTiming, reading_tok_s: float = READING_TOK_S) -> float | None:
+    """How long a steady reader, who starts at the first chunk, waits in all for more. None without a chunk."""
+    if not r.chunks:
+        return None
+    read_until = float(r.chunks[0].t_ns)
+    blocked = 0.0
+    for chunk in r.chunks:
+        blocked += max(0.0, chunk.t_ns - read_until)
+        read_until = max(read_until, chunk.t_ns) + chunk.num_tokens / reading_tok_s * NS_PER_S
+    return ns_to_ms(blocked)
 
 
 def ttlt_ms(r: RequestTiming) -> float | None:

@@ -5,10 +5,15 @@ The burden of proof lies on "pass". With k of n requests over the limit and fail
                   kept the objective would show them in less than 1 % of the runs
     pass          enough samples, and a service that broke the objective would show so few in less than 1 % of the runs
     inconclusive  anything else; the reason says what is missing
-TTFT and TTLT count from the instant a request should have been sent. `network_ms` of the contract is taken off both.
+TTFT, TTFAT and TTLT count from the instant a request should have been sent, and `network_ms` of the contract is taken
+off these.
 A run is far shorter than the window of an error budget, so an error rate passes as observed, and the reason says how
 large a rate the run could have missed. It fails when a service that kept its limit would show so many errors in less
 than 1 % of the runs: one hiccup among a dozen requests decides nothing.
+
+All objectives hold together or the whole fails. A pass needs every one of them to pass, so each may be tested at the
+full 1 % (intersection-union test, Berger 1982); a fail needs only one, so the 1 % are shared out among them
+(Bonferroni). Both take requests for independent; `margin` has the interval that does not.
 """
 
 from __future__ import annotations
@@ -18,14 +23,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from inferloop.core.digest import plain
 from inferloop.core.slo import Objective, Slo
+from inferloop.core.units import NS_PER_S
+from inferloop.measure.bootstrap import BlockBootstrap, Interval
+from inferloop.measure.columns import ABSENT, NOT_OURS, OK, Bools, Columns
+from inferloop.measure.latency import INTERVAL_CONFIDENCE
 from inferloop.measure.quantiles import CONFIDENCE, binomial_cdf, min_samples, quantile
-from inferloop.measure.samples import CENSORED, Samples, collect, concerns_service, is_failure
+from inferloop.measure.samples import CENSORED, Requests, Samples, collect, concerns_service, is_failure
 from inferloop.measure.timing import RequestTiming
 
 Verdict = Literal["pass", "fail", "inconclusive", "not declared"]
-_FROM_USER = ("ttft_ms", "ttlt_ms")
+_FROM_USER = ("ttft_ms", "ttfat_ms", "ttlt_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,10 @@ class SloVerdict:
     errors: ErrorVerdict
     goodput: float | None
     """Share of all offered requests that succeeded and kept every latency limit; None without requests."""
+    goodput_qps: float | None = None
+    """The same per second of offered load; None below two requests."""
+    goodput_interval: Interval | None = None
+    """Of the share."""
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -94,6 +109,8 @@ class SloVerdict:
             "objectives": objectives,
             "errors": plain(self.errors),
             "goodput": self.goodput,
+            "goodput_qps": self.goodput_qps,
+            "goodput_interval": self.goodput_interval.as_json() if self.goodput_interval else None,
             "reasons": list(self.reasons),
         }
 
@@ -110,20 +127,21 @@ def _finite(value: float | None) -> float | None:
 
 def judge(slo: Slo, requests: Iterable[RequestTiming]) -> SloVerdict:
     """The verdict over the requests in the objective's scope."""
-    inside = [r for r in requests if not slo.scope or r.traffic_class in slo.scope]
-    objectives = tuple(judge_objective(o, inside, network_ms=slo.network_ms) for o in slo.objectives)
-    errors = judge_errors(slo.max_error_rate, inside)
-    return SloVerdict(
-        joint([*(o.verdict for o in objectives), errors.verdict]), objectives, errors, _goodput(slo, inside)
-    )
+    inside = in_scope(slo, requests)
+    c = Columns.of(inside)
+    num_tests = len(slo.objectives) + (slo.max_error_rate is not None)
+    objectives = tuple(judge_objective(o, c, network_ms=slo.network_ms, num_tests=num_tests) for o in slo.objectives)
+    errors = judge_errors(slo.max_error_rate, inside, num_tests=num_tests)
+    verdict = joint([*(o.verdict for o in objectives), errors.verdict])
+    return SloVerdict(verdict, objectives, errors, *_goodput(slo, c))
 
 
 def hopeless(slo: Slo, requests: Iterable[RequestTiming], *, confidence: float = 0.9999) -> bool:
     """Whether more requests would not save a latency objective: so many are over its limit already that a service
     which kept it would show them in less than one run of ten thousand. Strict, because it is asked again and again."""
-    inside = [r for r in requests if not slo.scope or r.traffic_class in slo.scope]
+    c = Columns.of(in_scope(slo, requests))
     for objective in slo.objectives:
-        samples = collect(objective.metric, inside, from_intended=True)
+        samples = collect(objective.metric, c, from_intended=True)
         over, _ = samples.num_over(effective_limit(objective, slo.network_ms))
         if not over:
             continue
@@ -132,6 +150,11 @@ def hopeless(slo: Slo, requests: Iterable[RequestTiming], *, confidence: float =
         if 1.0 - binomial_cdf(over_n - 1, n, 1.0 - objective.quantile) <= 1.0 - confidence:
             return True
     return False
+
+
+def in_scope(slo: Slo, requests: Iterable[RequestTiming]) -> list[RequestTiming]:
+    """Those that the objectives are about."""
+    return [r for r in requests if not slo.scope or r.traffic_class in slo.scope]
 
 
 def joint(verdicts: Iterable[Verdict]) -> Verdict:
@@ -150,9 +173,9 @@ def effective_limit(objective: Objective, network_ms: float) -> float:
 
 
 def judge_objective(
-    objective: Objective, requests: Sequence[RequestTiming], *, network_ms: float = 0.0
+    objective: Objective, requests: Requests, *, network_ms: float = 0.0, num_tests: int = 1
 ) -> ObjectiveVerdict:
-    """One latency objective over these requests."""
+    """One latency objective over these requests; `num_tests` objectives share the risk of a wrong fail."""
     limit = effective_limit(objective, network_ms)
     samples = collect(objective.metric, requests, from_intended=True)
     if not samples.num_total:
@@ -164,7 +187,7 @@ def judge_objective(
     n = samples.num_requests
     certain_n = math.floor(certain * n / samples.num_total + 1e-9)
     possible_n = math.ceil(possible * n / samples.num_total - 1e-9)
-    verdict, why = _decide(objective.quantile, n, certain_n, possible_n, samples, limit)
+    verdict, why = _decide(objective.quantile, n, certain_n, possible_n, samples, limit, num_tests)
     seen = "infinite" if math.isinf(observed) else f"{observed:.4g} ms"
     text = f"{objective.label}: observed {seen} over {n} requests, {certain} of {samples.num_total} samples over"
     if limit != objective.limit:
@@ -172,13 +195,14 @@ def judge_objective(
     return ObjectiveVerdict(objective, verdict, limit, observed, n, certain, f"{text}; {why}" if why else text)
 
 
-def _decide(q: float, n: int, certain: int, possible: int, samples: Samples, limit: float) -> tuple[Verdict, str]:
+def _decide(
+    q: float, n: int, certain: int, possible: int, samples: Samples, limit: float, num_tests: int
+) -> tuple[Verdict, str]:
     tail = 1.0 - q
     enough = n >= min_samples(q)
-    if certain and 1.0 - binomial_cdf(certain - 1, n, tail) <= 1.0 - CONFIDENCE:
+    if certain and 1.0 - binomial_cdf(certain - 1, n, tail) <= (1.0 - CONFIDENCE) / num_tests:
         return "fail", ""
-    lowest = sorted([*samples.values, *samples.hidden, *[math.inf] * samples.num_failed])
-    if enough and quantile(lowest, q) > limit:
+    if enough and quantile(np.sort(samples.optimistic()[0]), q) > limit:
         return "fail", ""
     if not enough:
         return "inconclusive", f"p{q * 100:g} needs {min_samples(q) - n} more requests"
@@ -187,7 +211,7 @@ def _decide(q: float, n: int, certain: int, possible: int, samples: Samples, lim
     return "inconclusive", f"within the limit, but too close to it to be certain with {n} requests"
 
 
-def judge_errors(limit: float | None, requests: Sequence[RequestTiming]) -> ErrorVerdict:
+def judge_errors(limit: float | None, requests: Sequence[RequestTiming], *, num_tests: int = 1) -> ErrorVerdict:
     """The share of finished requests that failed, against the limit."""
     finished = [r for r in requests if concerns_service(r) and r.error != CENSORED]
     num_failed = sum(is_failure(r) for r in finished)
@@ -199,7 +223,7 @@ def judge_errors(limit: float | None, requests: Sequence[RequestTiming]) -> Erro
         return ErrorVerdict("inconclusive", limit, None, 0, 0, "error rate: no request finished")
     text = f"error rate {rate:.4g} ({num_failed} of {n}), limit {limit:g}"
     if rate > limit:
-        if 1.0 - binomial_cdf(num_failed - 1, n, limit) <= 1.0 - CONFIDENCE:
+        if 1.0 - binomial_cdf(num_failed - 1, n, limit) <= (1.0 - CONFIDENCE) / num_tests:
             return ErrorVerdict("fail", limit, rate, num_failed, n, text)
         return ErrorVerdict("inconclusive", limit, rate, num_failed, n, f"{text}; too few requests to be certain")
     missed = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / n) if num_failed == 0 else None
@@ -208,16 +232,32 @@ def judge_errors(limit: float | None, requests: Sequence[RequestTiming]) -> Erro
     return ErrorVerdict("pass", limit, rate, num_failed, n, text)
 
 
-def _goodput(slo: Slo, requests: Sequence[RequestTiming]) -> float | None:
-    offered = [r for r in requests if concerns_service(r)]
-    return sum(_keeps(slo, r) for r in offered) / len(offered) if offered else None
+def _goodput(slo: Slo, c: Columns) -> tuple[float | None, float | None, Interval | None]:
+    """(share of what was offered, the same per second, the share's interval)."""
+    offered = np.flatnonzero(c.status != NOT_OURS)
+    if not len(offered):
+        return None, None, None
+    good = keeps(slo, c)[offered]
+    share = float(np.mean(good))
+    due = c.intended[offered]
+    if (due != ABSENT).all():
+        span_ns, num = int(due.max() - due.min()), len(due) - 1
+    else:
+        span_ns, num = int(c.end[offered].max() - c.send[offered].min()), len(offered)
+    qps = share * num * NS_PER_S / span_ns if span_ns > 0 else None
+    bootstrap = BlockBootstrap.of(c.start(from_intended=True)[offered])
+    if bootstrap is None:
+        return share, qps, None
+    replicates = bootstrap.ratio(good.astype(np.float64), np.ones(len(good)))
+    return share, qps, bootstrap.interval(replicates, INTERVAL_CONFIDENCE)
 
 
-def _keeps(slo: Slo, r: RequestTiming) -> bool:
-    if not r.ok:
-        return False
+def keeps(slo: Slo, c: Columns) -> Bools:
+    """Per request, whether it succeeded and kept every latency limit; its own quantile where it has several values."""
+    good: Bools = c.status == OK
     for objective in slo.objectives:
-        values = collect(objective.metric, (r,), from_intended=True).values
-        if values and quantile(sorted(values), objective.quantile) > effective_limit(objective, slo.network_ms):
-            return False
-    return True
+        samples = collect(objective.metric, c, from_intended=True)
+        over = samples.values > effective_limit(objective, slo.network_ms)
+        num, num_over = np.bincount(samples.owners, minlength=len(c)), np.bincount(samples.owners, over, len(c))
+        good &= num - num_over >= objective.quantile * num - 1e-9
+    return good

@@ -21,13 +21,25 @@ WORDS = {
 }
 METRICS = {
     "ttft_ms": "TTFT",
+    "response_ttft_ms": "Response TTFT",
+    "ttfat_ms": "First answer token",
+    "response_ttfat_ms": "Response first answer token",
     "tpot_ms": "TPOT",
     "itl_ms": "ITL",
+    "icl_ms": "Chunk gap (ICL)",
+    "max_gap_ms": "Longest gap",
+    "blocked_ms": "Blocked reading",
     "ttlt_ms": "TTLT",
-    "queue_ms": "Queue",
-    "response_ttft_ms": "Response TTFT",
     "response_ttlt_ms": "Response TTLT",
+    "session_ms": "Session",
+    "queue_ms": "Queue",
     "schedule_delay_ms": "Send delay",
+    "tokens_per_chunk": "Tokens per chunk",
+    "goodput": "Goodput",
+    "goodput_qps": "Goodput per second",
+    "achieved_qps": "Achieved rate",
+    "arrival_qps": "Arrival rate",
+    "output_tok_s": "Output rate",
 }
 ABSENT = "\u2013"
 
