@@ -36,15 +36,17 @@ def load_runner(files: ModelFiles, options: NativeOptions) -> Runner:
 
 
 def why_not_native(header: ModelHeader, device: str = "cpu") -> InferloopError | None:
-    """What keeps the native runner from a model on a device; None: nothing."""
+    """What keeps the native runner from a model on a device; None: nothing. Raises UsageError for a bound of the
+    instruction set that names none: whoever set it does not want torch instead."""
     if not _is_cpu(device):
         return UsageError(f"the native engine computes on the cpu, not on {device}")
     try:
-        from inferloop.engine.compute.native import _native  # noqa: F401
+        from inferloop.engine.compute.native.level import best_isa
         from inferloop.engine.compute.native.program import check_runs
     except ImportError as error:
         fix = "Install inferloop again where there are a C++20 compiler and Python's headers, or use --compute torch."
         return EnvironmentLacksError(f"the native extension is not built or does not load ({error})", fix=fix)
+    best_isa()
     try:
         check_runs(header)
     except InferloopError as error:

@@ -82,6 +82,19 @@ def test_torch_when_it_is_asked_for(
     assert not caplog.records
 
 
+def test_a_bound_that_names_no_instruction_set_is_not_passed_over(
+    fitting: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = pytest.importorskip("inferloop.engine.compute.native._native")
+
+    def refuse() -> str:
+        raise ValueError("INFERLOOP_MAX_CPU_ISA is sse9")
+
+    monkeypatch.setattr(native, "best_isa", refuse)
+    with pytest.raises(UsageError, match="sse9"):
+        why_not_native(fitting.header)
+
+
 def test_a_device_or_an_extension_that_is_not_there(
     options: NativeOptions, fitting: ModelFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

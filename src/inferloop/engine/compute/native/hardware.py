@@ -49,6 +49,7 @@ def measure(
     clock = clock or RealClock()
     others = _Others()
     native = _extension()
+    best_isa = None if native is None else _best_isa()
     threads = sorted({1, usable_cores()} if threads is None else threads)
     sizes = _sizes(working_sets, psutil.virtual_memory().available)
 
@@ -61,7 +62,7 @@ def measure(
     multiplied = _take_turns(products, budget_s * (1 - _SHARE_FOR_READING), clock)
     return MeasuredHardware(
         method="numpy" if native is None else "native",
-        best_isa=None if native is None else native.best_isa(),
+        best_isa=best_isa,
         num_samples=min(map(len, [*read.values(), *multiplied.values()])),
         memory_bytes=sizes[-1],
         huge_page_bytes=in_huge_pages,
@@ -78,6 +79,12 @@ def _extension() -> Any | None:
         return importlib.import_module("inferloop.engine.compute.native._native")
     except ImportError:
         return None
+
+
+def _best_isa() -> str:
+    from inferloop.engine.compute.native.level import best_isa  # only with the extension
+
+    return best_isa()
 
 
 def _sizes(wanted: Sequence[int], free_bytes: int) -> list[int]:

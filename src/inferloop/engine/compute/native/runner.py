@@ -11,6 +11,7 @@ from inferloop.core.digest import canonical_json
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.engine.compute.native import _native
 from inferloop.engine.compute.native.config import NativeConfig
+from inferloop.engine.compute.native.level import best_isa
 from inferloop.engine.compute.native.pack import Progress, pack_model
 from inferloop.engine.compute.native.packed import LAYOUT_REVISION, PackedModel
 from inferloop.engine.compute.native.program import check_runs, program_of
@@ -35,7 +36,7 @@ class NativeRunner:
         """`packed` is the model of `header` as `config.weights` asks for it. Use `load` for model files."""
         check_runs(header)
         shape = header.shape
-        isa = config.isa or _native.best_isa()
+        isa = config.isa or best_isa()
         heads_of_block = shape.num_layers * shape.kv_heads[0]
         block_bytes = heads_of_block * _native.kv_block_bytes(config.kv, shape.head_dim)
         num_blocks = config.num_blocks or config.kv_memory_bytes // block_bytes

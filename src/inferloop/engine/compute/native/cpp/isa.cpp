@@ -1,6 +1,10 @@
 #include "isa.h"
 
+#include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -57,7 +61,15 @@ Isa probe() { return Isa::scalar; }
 }  // namespace
 
 Isa best_isa() {
-  static const Isa best = probe();
+  static const Isa best = [] {
+    const char* most = std::getenv("INFERLOOP_MAX_CPU_ISA");
+    if (most == nullptr || *most == '\0') return probe();
+    const auto level = isa_named(most);
+    if (!level)
+      throw std::invalid_argument("INFERLOOP_MAX_CPU_ISA is " + std::string(most) +
+                                  ", not scalar, avx2, avx512, avx512_bf16 or amx");
+    return std::min(*level, probe());
+  }();
   return best;
 }
 

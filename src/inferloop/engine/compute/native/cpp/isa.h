@@ -15,7 +15,9 @@ enum class Isa : uint8_t {
   amx,          // and AMX tiles for int8 and bf16, when the kernel permits their use
 };
 
-/// The best level of this machine, by cpuid and, for AMX, by asking the kernel for permission.
+/// The best level of this machine, by cpuid and, for AMX, by asking the kernel for permission; no higher than what
+/// INFERLOOP_MAX_CPU_ISA names. Read here and not in Python, so that nothing can run above it. Throws
+/// std::invalid_argument for a name that is none.
 Isa best_isa();
 
 std::string_view name_of(Isa isa);
