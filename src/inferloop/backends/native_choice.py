@@ -41,6 +41,7 @@ def why_not_native(header: ModelHeader, device: str = "cpu") -> InferloopError |
     if not _is_cpu(device):
         return UsageError(f"the native engine computes on the cpu, not on {device}")
     try:
+        from inferloop.engine.compute.native import _native  # noqa: F401
         from inferloop.engine.compute.native.level import best_isa
         from inferloop.engine.compute.native.program import check_runs
     except ImportError as error:
