@@ -14,8 +14,7 @@ from typing import cast
 
 import uvloop
 
-from inferloop.backends.http import HttpClient
-from inferloop.bench.drive import DriveOptions, drive
+from inferloop.bench.drive import DriveOptions, Endpoint, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import TimedRequest
 from inferloop.core.units import NS_PER_S
@@ -59,7 +58,7 @@ def serve(pipe: Connection) -> None:
 
 
 async def measure(port: int, rates: list[float], seconds: float) -> None:
-    client = HttpClient(f"http://127.0.0.1:{port}")
+    target = Endpoint(f"http://127.0.0.1:{port}")
     print(f"load average {os.getloadavg()[0]:.1f}")
     print("asked/s    sent/s  failed  forgone  send delay p50 / p99 ms   TTFT p50 / p99 ms")
     for rate in rates:
@@ -69,7 +68,7 @@ async def measure(port: int, rates: list[float], seconds: float) -> None:
             )
             for i in range(round(rate * seconds))
         ]
-        result = await drive(plan, client, "open", DriveOptions(cut_off_s=5.0))
+        result = await drive(plan, target, DriveOptions(cut_off_s=5.0))
         sends = sorted(t.t_send_ns for t in result.timings)
         sent = (len(sends) - 1) * NS_PER_S / (sends[-1] - sends[0])
         delays = sorted(d for t in result.timings if (d := schedule_delay_ms(t)) is not None)
@@ -80,7 +79,6 @@ async def measure(port: int, rates: list[float], seconds: float) -> None:
             f"  {quantile(delays, 0.5):12.2f} / {quantile(delays, 0.99):.2f}"
             f"  {quantile(ttft, 0.5):13.2f} / {quantile(ttft, 0.99):.2f}"
         )
-    await client.close()
 
 
 def main() -> None:

@@ -33,9 +33,8 @@ import numpy as np
 import uvloop
 from lab.servers import serving
 
-from inferloop.backends.http import HttpClient
 from inferloop.backends.native import NativeGenerator
-from inferloop.bench.drive import DriveOptions, drive
+from inferloop.bench.drive import Endpoint, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import TimedRequest
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
@@ -157,11 +156,9 @@ class Client:
         self._url, self._path, self._bodies, self._num_tokens = url, path, bodies, num_tokens
 
     async def bench(self) -> dict[str, float]:
-        client = HttpClient(self._url)
         timed = [TimedRequest(i, 0.0, 20, self._num_tokens, -1, 0, i) for i in range(len(self._bodies))]
         plan = [RenderedRequest(t, self._path, body, 20, 0, False) for t, body in zip(timed, self._bodies, strict=True)]
-        result = await drive(plan, client, "burst", DriveOptions())
-        await client.close()
+        result = await drive(plan, Endpoint(self._url))
         assert all(t.ok and t.num_output_tokens == self._num_tokens for t in result.timings), result.details
         gaps = sorted(
             (b.t_ns - a.t_ns) / 1e6 for t in result.timings for a, b in zip(t.chunks, t.chunks[1:], strict=False)

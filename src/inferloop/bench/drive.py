@@ -1,90 +1,49 @@
-"""Load on one URL: closed with one in flight, all at once, or open on a plan. Stamps come from the client's reader."""
+"""Load on one URL. Whatever the plan is, one loop sends what its agenda says is due, and stamps what comes back."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from inferloop.backends.http import HttpClient
+from inferloop.bench.agenda import Agenda, turns_of
 from inferloop.bench.attempt import Attempt, attempt
-from inferloop.bench.pace import Pacer, Stall
+from inferloop.bench.client.endpoint import Endpoint
 from inferloop.bench.render import RenderedRequest
+from inferloop.bench.window import DriveOptions, DriveResult, OnDone, Stop, StopWhen
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.units import NS_PER_MS, NS_PER_S
-from inferloop.measure.summary import Mode
-from inferloop.measure.timing import RequestTiming
 
-
-@dataclass(frozen=True, slots=True)
-class DriveOptions:
-    """`cut_off_s` after the last send (of a serial window: after each), what is unfinished is censored. `max_in_flight`
-    caps an open loop."""
-
-    request_timeout_s: float = 120.0
-    cut_off_s: float = 60.0
-    budget_s: float | None = None
-    """No new request is sent after this long."""
-    max_in_flight: int | None = None
-    max_catch_up_ms: float = 250.0
-
-
-Stop = Literal["cut", "drain"]
-"""Nothing more is sent; what is in flight is censored (cut) or waited for (drain)."""
-
-
-@dataclass
-class DriveResult:
-    """What one point saw. `in_flight` is the client's own gauge averaged over first send to last end.
-
-    `num_unsent` counts requests of the plan that were not sent because the window was ended early; those forgone after
-    a stall are apart.
-    """
-
-    timings: list[RequestTiming] = field(default_factory=list)
-    stopped: Stop | None = None
-    """How `stop_when` ended the window, if it did."""
-    in_flight: float | None = None
-    num_unsent: int = 0
-    num_forgone: int = 0
-    stalls: tuple[Stall, ...] = ()
-    num_capped: int = 0
-    num_count_mismatches: int = 0
-    num_length_mismatches: int = 0
-    counted_by: Counter[str] = field(default_factory=Counter)
-    details: dict[str, str] = field(default_factory=dict)
-    """One example text per error class."""
-
-
-OnDone = Callable[[int, RequestTiming], None]
-StopWhen = Callable[[Sequence[RequestTiming]], Stop | None]
+__all__ = ["drive", "DriveOptions", "DriveResult", "Endpoint", "OnDone", "Stop", "StopWhen"]
 
 
 async def drive(
     requests: Sequence[RenderedRequest],
-    client: HttpClient,
-    mode: Mode,
-    options: DriveOptions = DriveOptions(),
+    target: Endpoint,
+    options: DriveOptions | None = None,
     *,
     on_done: OnDone | None = None,
     stop_when: StopWhen | None = None,
-    clock: Clock | None = None,
 ) -> DriveResult:
-    """Send the requests and wait for their answers.
+    """Send the requests when they are due, and wait for their answers.
 
-    `on_done(index, timing)` is called as each ends, in any order; what it raises ends the window and is raised here.
-    `stop_when(timings)`, asked after each, ends the window early. Cancelling the call cancels every request and raises.
+    A request whose `after` is None is due `at_s` after the start of the window; one that follows another, `at_s` after
+    that one's end. `on_done(position, timing)` is called as each ends, in any order, in the calling process and on its
+    event loop; what it raises ends the window and is raised here. `stop_when(timings)`, asked after each, ends the
+    window early. Cancelling the call censors every request in flight and raises. Raises UsageError for a plan that
+    cannot be followed.
     """
+    client = HttpClient(target.url)
     with _quiet_collector():  # its collection comes before the window, and before the budget starts to run
-        run = _Run(requests, client, options, on_done, stop_when, clock or RealClock())
+        run = _Run(requests, client, options or DriveOptions(), on_done, stop_when, RealClock())
         try:
-            await {"serial": run.serial, "burst": run.burst, "open": run.open}[mode]()
+            await run.run()
         finally:
             await run.cancel_rest()
+            await client.close()
     return run.result()
 
 
@@ -110,37 +69,32 @@ class _Run:
         self._gauge_ns = 0
         self._integral = 0
         self._first_send_ns: int | None = None
-        budget_s = options.budget_s
-        self._end_ns = None if budget_s is None else clock.now_ns() + round(budget_s * NS_PER_S)
-
-    async def serial(self) -> None:
-        for index in range(len(self._requests)):
-            if self._over():
-                return
-            self._start(index, None)
-            await self._wait_tasks(self._options.cut_off_s)
-            if self._tasks:  # past the cut-off
-                return
-
-    async def burst(self) -> None:
-        for index in range(len(self._requests)):
-            self._start(index, None)
-        await self._wait_tasks(self._options.cut_off_s)
-
-    async def open(self) -> None:
-        o = self._options
-        pacer = Pacer(
-            [round(r.timed.at_s * NS_PER_S) for r in self._requests],
-            start_ns=self._clock.now_ns(),
-            max_catch_up_ns=round(o.max_catch_up_ms * NS_PER_MS),
-            max_in_flight=o.max_in_flight,
+        self._agenda = Agenda(
+            [r.timed for r in requests],
+            max_catch_up_ns=round(options.max_catch_up_ms * NS_PER_MS),
+            max_in_flight=options.max_in_flight,
         )
-        while not pacer.finished and not self._over():
-            for index in pacer.due(self._clock.now_ns(), self._num_in_flight):
-                self._start(index, pacer.deadline(index))
-            await self._sleep_until(min((t for t in (pacer.next_wake_ns, self._end_ns) if t is not None), default=None))
-        self._result.stalls, self._result.num_forgone = tuple(pacer.stalls), pacer.num_forgone
-        self._result.num_capped = pacer.num_capped
+        self._turns = turns_of([r.timed for r in requests])
+        self._start_ns = self._quiet_ns = clock.now_ns()
+        budget_s = options.budget_s
+        self._end_ns = None if budget_s is None else self._start_ns + round(budget_s * NS_PER_S)
+
+    async def run(self) -> None:
+        o = self._options
+        agenda = self._agenda
+        while not self._over():
+            for position, intended in agenda.due(self._clock.now_ns() - self._start_ns, self._num_in_flight):
+                self._start(position, None if intended is None else self._start_ns + intended)
+            if agenda.finished and not self._num_in_flight:
+                break
+            wake = agenda.next_wake_ns
+            if wake is None:
+                wait_ns = self._quiet_ns + round(o.cut_off_s * NS_PER_S)
+                if self._clock.now_ns() >= wait_ns:
+                    return
+            else:
+                wait_ns = self._start_ns + wake
+            await self._sleep_until(wait_ns if self._end_ns is None else min(wait_ns, self._end_ns))
         await self._wait_tasks(o.cut_off_s)
 
     async def cancel_rest(self) -> None:
@@ -155,8 +109,10 @@ class _Run:
             raise self._failure
         r = self._result
         r.stopped = self._stopped
-        r.num_unsent = len(self._requests) - self._num_started - r.num_forgone
-        if self._first_send_ns is not None and r.timings:
+        r.stalls, r.num_forgone = self._agenda.stalls, self._agenda.num_forgone
+        r.num_capped, r.num_dropped_turns = self._agenda.num_capped, self._agenda.num_dropped_turns
+        r.num_unsent = len(self._requests) - self._num_started - r.num_forgone - r.num_dropped_turns
+        if self._first_send_ns is not None:
             span = self._gauge_ns - self._first_send_ns
             r.in_flight = self._integral / span if span > 0 else None
         return r
@@ -172,6 +128,7 @@ class _Run:
 
     def _start(self, index: int, t_intended_ns: int | None) -> None:
         self._num_started += 1
+        self._quiet_ns = self._clock.now_ns()
         task = asyncio.create_task(self._one(index, t_intended_ns))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -186,7 +143,11 @@ class _Run:
             clock=self._clock,
         )
         self._count(-1)
+        if index in self._turns:
+            turn, num_turns = self._turns[index]
+            done = replace(done, timing=replace(done.timing, turn=turn, num_turns=num_turns))
         self._keep(done)
+        self._agenda.ended(index, done.timing.t_end_ns - self._start_ns, failed=not done.timing.ok)
         try:
             if self._on_done is not None and self._failure is None:
                 self._on_done(index, done.timing)
@@ -198,7 +159,8 @@ class _Run:
 
     def _keep(self, done: Attempt) -> None:
         r, timing = self._result, done.timing
-        r.timings.append(timing)
+        if self._options.keep_timings:
+            r.timings.append(timing)
         if timing.error is not None and done.detail is not None:
             r.details.setdefault(timing.error, done.detail)
         if done.stream is not None and timing.ok:
@@ -215,17 +177,11 @@ class _Run:
         self._gauge_ns = now_ns
         self._num_in_flight += change
 
-    async def _sleep_until(self, deadline_ns: int | None) -> None:
-        """Until the deadline; with a cap or a stop rule also until something finished."""
-        delay_s = None if deadline_ns is None else max(0.0, (deadline_ns - self._clock.now_ns()) / NS_PER_S)
-        if self._options.max_in_flight is None and self._stop_when is None and delay_s is not None:
-            await asyncio.sleep(delay_s)
-            return
+    async def _sleep_until(self, deadline_ns: int) -> None:
+        """Until the deadline, or until something ended."""
         self._changed.clear()
-        if delay_s is None and not self._tasks:
-            return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
+            async with asyncio.timeout(max(0.0, (deadline_ns - self._clock.now_ns()) / NS_PER_S)):
                 await self._changed.wait()
 
     async def _wait_tasks(self, timeout_s: float) -> None:

@@ -41,6 +41,7 @@ class Pacer:
         self._next = 0
         self._waiting: deque[int] = deque()
         self.stalls: list[Stall] = []
+        self.forgone: list[int] = []
         self.num_capped = 0
 
     def deadline(self, index: int) -> int:
@@ -58,7 +59,7 @@ class Pacer:
 
     @property
     def num_forgone(self) -> int:
-        return sum(stall.num_forgone for stall in self.stalls)
+        return len(self.forgone)
 
     def due(self, now_ns: int, num_in_flight: int = 0) -> list[int]:
         """Indices to send now, in order of their deadlines."""
@@ -80,6 +81,7 @@ class Pacer:
             while self._next < len(self._deadlines) and self._deadlines[self._next] < oldest:
                 self._next += 1
             num_forgone = self._next - first
+            self.forgone += range(first, self._next)
             self.stalls.append(Stall(now_ns, now_ns - wake, num_forgone))
         while self._next < len(self._deadlines) and self._deadlines[self._next] <= now_ns:
             self._waiting.append(self._next)

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inferloop.backends.http import HttpClient
+from inferloop.bench.agenda import in_chains
 from inferloop.bench.checks import self_checks
 from inferloop.bench.codecs import HttpCodec
-from inferloop.bench.drive import DriveOptions, DriveResult, Stop, drive
+from inferloop.bench.drive import DriveOptions, DriveResult, Endpoint, Stop, drive
 from inferloop.bench.host import busy_note, busy_percent
 from inferloop.bench.rates import FIRST_SHARE, next_rate
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
@@ -280,8 +281,12 @@ class _Bench:
             decided = len(measured) % self._num_certain == 0 and judge(self._contract.slo, measured).verdict
             return "drain" if decided in ("pass", "fail") else None
 
+        plan = planned
+        if mode == "serial":
+            timed = in_chains([r.timed for r in planned], 1)
+            plan = [replace(r, timed=t) for r, t in zip(planned, timed, strict=True)]
         with self._writer.stage(name, mode=mode, num_requests=len(planned)):
-            result = await drive(planned, self._client, mode, options, on_done=keep, stop_when=stop, clock=self._clock)
+            result = await drive(plan, Endpoint(self._target.url), options, on_done=keep, stop_when=stop)
         return result, measured
 
     def _point(

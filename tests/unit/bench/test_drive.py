@@ -7,24 +7,22 @@ import contextlib
 import gc
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from inferloop.backends.http import HttpClient
-from inferloop.bench.drive import DriveOptions, Stop, drive
+from inferloop.bench.agenda import in_chains
+from inferloop.bench.drive import DriveOptions, Endpoint, Stop, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.errors import RecordWriteError
 from inferloop.core.request import TimedRequest
 from inferloop.core.units import NS_PER_S
 from inferloop.measure import little
 from inferloop.measure.invariants import violations
-from inferloop.measure.summary import Mode
 from inferloop.measure.timing import RequestTiming
 
 STOPS: tuple[Stop, ...] = ("cut", "drain")
-MODES: tuple[Mode, ...] = ("serial", "burst", "open")
 Play = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
@@ -81,15 +79,13 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(play: Play) -> AsyncIterator[tuple[Server, HttpClient]]:
+async def serving(play: Play) -> AsyncIterator[tuple[Server, Endpoint]]:
     server = Server(play)
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    client = HttpClient(server.url)
     try:
-        yield server, client
+        yield server, Endpoint(server.url)
     finally:
-        await client.close()
         listener.close()
         for task in list(server.tasks):
             task.cancel()
@@ -104,13 +100,19 @@ def requests(count: int, *, every_s: float = 0.0) -> list[RenderedRequest]:
     ]
 
 
+def chain(count: int, num_chains: int = 1) -> list[RenderedRequest]:
+    plan = requests(count)
+    timed = in_chains([r.timed for r in plan], num_chains)
+    return [replace(r, timed=t) for r, t in zip(plan, timed, strict=True)]
+
+
 def check(timings: list[RequestTiming]) -> None:
     assert [violations(t) for t in timings] == [()] * len(timings)
 
 
 async def test_serial_has_one_in_flight_and_counts_tokens() -> None:
-    async with serving(answer) as (server, client):
-        result = await drive(requests(5), client, "serial")
+    async with serving(answer) as (server, target):
+        result = await drive(chain(5), target)
     assert server.max_open == 1
     check(result.timings)
     assert all(t.ok and t.t_intended_ns is None for t in result.timings)
@@ -125,17 +127,17 @@ async def test_serial_has_one_in_flight_and_counts_tokens() -> None:
 
 
 async def test_burst_sends_all_at_once() -> None:
-    async with serving(lambda n, w: answer(n, w, wait_s=0.05)) as (server, client):
-        result = await drive(requests(12), client, "burst")
+    async with serving(lambda n, w: answer(n, w, wait_s=0.05)) as (server, target):
+        result = await drive(requests(12), target)
     assert server.max_open == 12
     assert len(result.timings) == 12
     check(result.timings)
 
 
 async def test_open_keeps_the_plan_and_littles_law() -> None:
-    async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (_, client):
+    async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (_, target):
         seen: list[int] = []
-        result = await drive(requests(40, every_s=0.01), client, "open", on_done=lambda i, t: seen.append(i))
+        result = await drive(requests(40, every_s=0.01), target, on_done=lambda i, t: seen.append(i))
     check(result.timings)
     assert sorted(seen) == list(range(40))
     intended = sorted(t.t_intended_ns or 0 for t in result.timings)
@@ -168,8 +170,8 @@ async def test_every_fault_has_its_class() -> None:
         elif kind == 9:
             writer.write(HEAD + event("a") + b'data: {"error": {"message": "lost"}}\n\n')
 
-    async with serving(play) as (_, client):
-        result = await drive(requests(10), client, "serial", DriveOptions(request_timeout_s=0.3))
+    async with serving(play) as (_, target):
+        result = await drive(chain(10), target, DriveOptions(request_timeout_s=0.3))
     check(result.timings)
     assert [t.error for t in result.timings] == [
         *("http_4xx", "http_429", "http_5xx", "truncated", "empty_stream"),
@@ -182,9 +184,7 @@ async def test_every_fault_has_its_class() -> None:
 async def test_nobody_listening_is_a_connect_error() -> None:
     async with serving(answer) as (server, _):
         url = server.url
-    client = HttpClient(url)
-    result = await drive(requests(2), client, "burst")
-    await client.close()
+    result = await drive(requests(2), Endpoint(url))
     assert [t.error for t in result.timings] == ["connect", "connect"]
 
 
@@ -197,8 +197,8 @@ async def test_what_is_unfinished_at_the_cut_off_is_censored() -> None:
         else:
             await answer(number, writer)
 
-    async with serving(play) as (_, client):
-        result = await drive(requests(10), client, "burst", DriveOptions(cut_off_s=0.2))
+    async with serving(play) as (_, target):
+        result = await drive(requests(10), target, DriveOptions(cut_off_s=0.2))
     check(result.timings)
     assert len(result.timings) == 10
     censored = [t for t in result.timings if t.error == "censored"]
@@ -207,14 +207,14 @@ async def test_what_is_unfinished_at_the_cut_off_is_censored() -> None:
 
 
 async def test_a_hopeless_window_ends_early() -> None:
-    async with serving(lambda n, w: answer(n, w, wait_s=0.01)) as (_, client):
+    async with serving(lambda n, w: answer(n, w, wait_s=0.01)) as (_, target):
         plan = requests(1000, every_s=0.02)
         for stop in STOPS:
 
             def rule(timings: Sequence[RequestTiming], stop: Stop = stop) -> Stop | None:
                 return stop if len(timings) >= 5 else None
 
-            result = await drive(plan, client, "open", stop_when=rule)
+            result = await drive(plan, target, stop_when=rule)
             assert 5 <= len(result.timings) <= 20
             assert result.num_unsent == 1000 - len(result.timings)
             assert result.stopped == stop
@@ -226,43 +226,41 @@ async def test_a_record_that_cannot_be_written_ends_the_run() -> None:
         calls.append(index)
         raise RecordWriteError("disk full")
 
-    for mode in MODES:
+    for plan in (requests(200), requests(200, every_s=0.02), chain(200)):
         calls: list[int] = []
-        async with serving(lambda n, w: answer(n, w, wait_s=0.01)) as (_, client):
+        async with serving(lambda n, w: answer(n, w, wait_s=0.01)) as (_, target):
             with pytest.raises(RecordWriteError):
-                await drive(requests(200, every_s=0.02), client, mode, on_done=full)
+                await drive(plan, target, on_done=full)
         assert len(calls) == 1
 
 
 async def test_budget_ends_a_serial_window() -> None:
-    async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (_, client):
-        result = await drive(requests(1000), client, "serial", DriveOptions(budget_s=0.3))
+    async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (_, target):
+        result = await drive(chain(1000), target, DriveOptions(budget_s=0.3))
     assert 1 <= len(result.timings) < 50
     assert result.num_unsent == 1000 - len(result.timings)
 
 
 async def test_a_serial_request_that_never_ends_is_cut_off() -> None:
-    async with serving(lambda n, w: answer(n, w, wait_s=0.0 if n == 0 else 60.0)) as (_, client):
-        result = await drive(requests(5), client, "serial", DriveOptions(cut_off_s=0.2))
+    async with serving(lambda n, w: answer(n, w, wait_s=0.0 if n == 0 else 60.0)) as (_, target):
+        result = await drive(chain(5), target, DriveOptions(cut_off_s=0.2))
     assert [t.error for t in result.timings] == [None, "censored"]
     assert result.num_unsent == 3
 
 
 async def test_budget_ends_an_open_window_between_two_sends() -> None:
     """The second request falls due long after the budget: nobody may sleep until then."""
-    async with serving(answer) as (_, client):
+    async with serving(answer) as (_, target):
         for stop in (None, lambda timings: None):
             async with asyncio.timeout(30):
-                result = await drive(
-                    requests(3, every_s=60.0), client, "open", DriveOptions(budget_s=0.2), stop_when=stop
-                )
+                result = await drive(requests(3, every_s=60.0), target, DriveOptions(budget_s=0.2), stop_when=stop)
             assert [t.error for t in result.timings] == [None]
             assert result.num_unsent == 2
 
 
 async def test_a_cap_delays_sends_and_says_so() -> None:
-    async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (server, client):
-        result = await drive(requests(10, every_s=0.001), client, "open", DriveOptions(max_in_flight=1))
+    async with serving(lambda n, w: answer(n, w, wait_s=0.02)) as (server, target):
+        result = await drive(requests(10, every_s=0.001), target, DriveOptions(max_in_flight=1))
     assert server.max_open == 1
     assert result.num_capped > 0
     assert len(result.timings) == 10
@@ -270,9 +268,9 @@ async def test_a_cap_delays_sends_and_says_so() -> None:
 
 
 async def test_cancelling_leaves_no_request_behind(tmp_path: Path) -> None:
-    async with serving(lambda n, w: answer(n, w, wait_s=5.0)) as (_, client):
+    async with serving(lambda n, w: answer(n, w, wait_s=5.0)) as (_, target):
         seen: list[RequestTiming] = []
-        task = asyncio.create_task(drive(requests(8), client, "burst", on_done=lambda i, t: seen.append(t)))
+        task = asyncio.create_task(drive(requests(8), target, on_done=lambda i, t: seen.append(t)))
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
