@@ -129,12 +129,12 @@ class _Run:
     def _start(self, index: int, t_intended_ns: int | None) -> None:
         self._num_started += 1
         self._quiet_ns = self._clock.now_ns()
+        self._count(+1)
         task = asyncio.create_task(self._one(index, t_intended_ns))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _one(self, index: int, t_intended_ns: int | None) -> None:
-        self._count(+1)
         done = await attempt(
             self._client,
             self._requests[index],
