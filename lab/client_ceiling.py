@@ -16,7 +16,7 @@ import uvloop
 
 from inferloop.bench.drive import DriveOptions, Endpoint, drive
 from inferloop.bench.render import RenderedRequest
-from inferloop.core.request import TimedRequest
+from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.units import NS_PER_S
 from inferloop.measure.quantiles import quantile
 from inferloop.measure.samples import collect
@@ -64,7 +64,7 @@ async def measure(port: int, rates: list[float], seconds: float) -> None:
     for rate in rates:
         plan = [
             RenderedRequest(
-                TimedRequest(i, i / rate, 20, 4, -1, 0, i), "/v1/chat/completions", b"x" * 400, 20, 0, False
+                TimedRequest(i, i / rate, (Segment(i, 20),), 4), "/v1/chat/completions", b"x" * 400, 20, 0, False
             )
             for i in range(round(rate * seconds))
         ]

@@ -36,7 +36,7 @@ from lab.servers import serving
 from inferloop.backends.native import NativeGenerator
 from inferloop.bench.drive import Endpoint, drive
 from inferloop.bench.render import RenderedRequest
-from inferloop.core.request import TimedRequest
+from inferloop.core.request import Segment, TimedRequest
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.config import EngineConfig
 from inferloop.engine.schedule.step import Float64, StepPlan, StepResult
@@ -156,7 +156,7 @@ class Client:
         self._url, self._path, self._bodies, self._num_tokens = url, path, bodies, num_tokens
 
     async def bench(self) -> dict[str, float]:
-        timed = [TimedRequest(i, 0.0, 20, self._num_tokens, -1, 0, i) for i in range(len(self._bodies))]
+        timed = [TimedRequest(i, 0.0, (Segment(i, 20),), self._num_tokens) for i in range(len(self._bodies))]
         plan = [RenderedRequest(t, self._path, body, 20, 0, False) for t, body in zip(timed, self._bodies, strict=True)]
         result = await drive(plan, Endpoint(self._url))
         assert all(t.ok and t.num_output_tokens == self._num_tokens for t in result.timings), result.details

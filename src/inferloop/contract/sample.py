@@ -1,4 +1,4 @@
-"""A contract to frozen, seeded requests: times, lengths, prefix groups, seeds; no text.
+"""A contract to frozen, seeded requests: times, lengths, and the segments of prompts; no text.
 
 The same contract, seed and stream give the same requests on every machine. Lengths, times and prefixes come from
 streams of their own: the same seed at another rate is the same work, only closer together.
@@ -12,9 +12,10 @@ from inferloop.contract.arrivals import arrival_times_ns
 from inferloop.contract.draws import Draws, seed_of
 from inferloop.contract.prefixes import NO_GROUP, plan_prefixes
 from inferloop.contract.quantile import QuantileFunction
+from inferloop.contract.reuse import measured_reuse
 from inferloop.contract.workload import Contract, TrafficClass
 from inferloop.core.errors import UsageError
-from inferloop.core.request import TimedRequest
+from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.units import NS_PER_S
 
 
@@ -102,31 +103,18 @@ def sample_workload(
         for index, (length_in, length_out), group, shared in zip(
             members, lengths, plan.groups, plan.tokens, strict=True
         ):
+            own = Segment(seed_of(seed, stream, "content", index), length_in - shared)
+            key = seed_of(seed, stream, "group", part.name, group)
             slots[index] = TimedRequest(
                 index=index,
                 at_s=times_ns[index] / NS_PER_S,
-                input_tokens=length_in,
+                segments=(own,) if group == NO_GROUP else (Segment(key, shared), own),
                 output_tokens=length_out,
-                prefix_group=NO_GROUP if group == NO_GROUP else seed_of(seed, stream, "group", part.name, group),
-                prefix_tokens=shared,
-                content_seed=seed_of(seed, stream, "content", index),
                 traffic_class=part.name,
             )
     requests = tuple(slots[i] for i in range(len(times_ns)))
     total = sum(r.input_tokens for r in requests)
     return SampledWorkload(requests, num_clipped, measured_reuse(requests), wanted / total if total else 0.0)
-
-
-def measured_reuse(requests: tuple[TimedRequest, ...]) -> float:
-    """Share of input tokens that repeat an earlier request's prefix, token by token and in order of arrival."""
-    longest: dict[int, int] = {}
-    repeated = 0
-    for request in requests:
-        before = longest.get(request.prefix_group, 0)
-        repeated += min(before, request.prefix_tokens)
-        longest[request.prefix_group] = max(before, request.prefix_tokens)
-    total = sum(r.input_tokens for r in requests)
-    return repeated / total if total else 0.0
 
 
 def _deal_classes(classes: tuple[TrafficClass, ...], count: int, draws: Draws) -> list[str]:

@@ -10,6 +10,7 @@ from inferloop.core.ids import TraceContext
 FinishReason = Literal["stop", "length", "abort", "error"]
 Thinking = Literal["no", "may", "opened"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+Role = Literal["system", "user", "assistant"]
 BATCH_PRIORITY = 1 << 20
 """From here on a request is background work, which nobody waits for. Lower goes first."""
 
@@ -76,24 +77,37 @@ class TokenRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a prompt: the first `num_tokens` tokens of the one endless text that `key` alone determines.
+
+    Consecutive segments of one role make one message; what a chat template puts around a message counts towards its
+    tokens.
+    """
+
+    key: int
+    num_tokens: int
+    role: Role = "user"
+
+
+@dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """One request of a sampled workload: when and how long, no text.
+    """One request of a sampled workload: when, how long and what it repeats; no text.
 
     `at_s` is seconds after the start of the window or, when `after` is the index of an earlier request, after that
     one's end: the time that a user thinks or a tool runs. Requests of one `session` are the turns of a conversation:
     when one fails, those after it are never sent. Without a session the next is sent whatever became of the one before.
-    The first `prefix_tokens` of the `input_tokens` are the first tokens of one text per `prefix_group`, which that
-    number alone determines; requests of a group take different amounts of it. `prefix_group` -1: nothing is shared.
-    `content_seed` makes the rest unique, yet reproducible.
+    Requests whose leading segments are equal begin with the same tokens; a later turn of a conversation begins with
+    all segments of the one before, then what was answered. The last segment is the user's.
     """
 
     index: int
     at_s: float
-    input_tokens: int
+    segments: tuple[Segment, ...]
     output_tokens: int
-    prefix_group: int
-    prefix_tokens: int
-    content_seed: int
     traffic_class: str = "default"
     after: int | None = None
     session: int | None = None
+
+    @property
+    def input_tokens(self) -> int:
+        return sum(segment.num_tokens for segment in self.segments)

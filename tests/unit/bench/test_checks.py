@@ -9,7 +9,7 @@ from inferloop.bench.checks import self_checks
 from inferloop.bench.drive import DriveResult
 from inferloop.bench.pace import Stall
 from inferloop.bench.render import RenderedRequest
-from inferloop.core.request import TimedRequest
+from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.slo import Objective, Slo
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.measure.timing import Chunk, RequestTiming
@@ -31,7 +31,9 @@ def run(timings: list[RequestTiming], *, reuse: float = 0.0, **more: Any) -> tup
     busy_s = sum(t.t_end_ns - t.t_send_ns for t in timings) / NS_PER_S
     counted = Counter({"server": sum(t.ok for t in timings)})
     values: dict[str, Any] = {"timings": timings, "in_flight": busy_s / span_s, "counted_by": counted, **more}
-    planned = [RenderedRequest(TimedRequest(i, i / 10, 100, 5, -1, 0, i), "/", b"", 100, 0, False) for i in range(3)]
+    planned = [
+        RenderedRequest(TimedRequest(i, i / 10, (Segment(i, 100),), 5), "/", b"", 100, 0, False) for i in range(3)
+    ]
     found = self_checks(DriveResult(**values), timings, planned, SLO, reuse)
     return found.void, found.notes
 
@@ -93,6 +95,6 @@ def test_our_own_and_refused_requests_void() -> None:
 
 def test_clipped_prompts_are_told() -> None:
     timings = [timing(i) for i in range(200)]
-    planned = [RenderedRequest(TimedRequest(0, 0, 5, 5, -1, 0, 0), "/", b"", 15, 0, True)]
+    planned = [RenderedRequest(TimedRequest(0, 0, (Segment(0, 5),), 5), "/", b"", 15, 0, True)]
     result = DriveResult(timings=timings)
     assert "1 of 1 prompts are longer" in self_checks(result, timings, planned, SLO, 0.0).notes[0]

@@ -16,7 +16,7 @@ from inferloop.bench.agenda import in_chains
 from inferloop.bench.drive import DriveOptions, Endpoint, Stop, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.errors import RecordWriteError
-from inferloop.core.request import TimedRequest
+from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.units import NS_PER_S
 from inferloop.measure import little
 from inferloop.measure.invariants import violations
@@ -95,7 +95,9 @@ async def serving(play: Play) -> AsyncIterator[tuple[Server, Endpoint]]:
 
 def requests(count: int, *, every_s: float = 0.0) -> list[RenderedRequest]:
     return [
-        RenderedRequest(TimedRequest(i, i * every_s, 20, 5, -1, 0, i), "/v1/chat/completions", b'{"a":1}', 20, 0, False)
+        RenderedRequest(
+            TimedRequest(i, i * every_s, (Segment(i, 20),), 5), "/v1/chat/completions", b'{"a":1}', 20, 0, False
+        )
         for i in range(count)
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from inferloop.bench.render import RenderedRequest, RenderOptions, render
 from inferloop.core.errors import RequestError, UsageError
-from inferloop.core.request import TimedRequest
+from inferloop.core.request import Segment, TimedRequest
 from inferloop.engine.text.codec import Codec
 from inferloop.models.resolve import ModelFiles
 
@@ -28,7 +29,8 @@ def codec(embedded_model: ModelFiles) -> Codec:
 
 
 def timed(index: int, num_tokens: int, *, group: int = -1, prefix: int = 0) -> TimedRequest:
-    return TimedRequest(index, 0.0, num_tokens, 7, group, prefix, content_seed=1000 + index)
+    own = Segment(1000 + index, num_tokens - prefix)
+    return TimedRequest(index, 0.0, (Segment(group, prefix), own) if prefix else (own,), 7)
 
 
 def ids_of(codec: Codec, request: RenderedRequest) -> tuple[int, ...]:
@@ -62,12 +64,13 @@ def test_counts_are_exact_and_prefixes_shared(
     for i, a in enumerate(requests):
         for j, b in enumerate(requests[:i]):
             shared = common(seen[i], seen[j])
-            if a.prefix_group == b.prefix_group >= 0:
+            if a.segments[0].key == b.segments[0].key:
                 assert shared >= min(rendered[i].num_shared_tokens, rendered[j].num_shared_tokens)
                 tail = 8  # the template's end counts towards the length, so it cannot lie in the shared part
                 for r, x in ((a, rendered[i]), (b, rendered[j])):
                     if x.num_shared_tokens:
-                        assert r.prefix_tokens - tail <= x.num_shared_tokens <= r.prefix_tokens
+                        prefix = r.segments[0].num_tokens
+                        assert prefix - tail <= x.num_shared_tokens <= prefix
             else:
                 assert shared <= 14  # what the template puts first, and a chance word
 
@@ -85,6 +88,43 @@ def test_requests_of_a_group_part_where_they_say(codec: Codec) -> None:
         )
         assert common(ids_of(codec, a), ids_of(codec, b)) == a.num_shared_tokens == 200
         assert common(ids_of(codec, a), ids_of(codec, other)) < 14
+
+
+turns = st.lists(st.tuples(st.integers(12, 300), st.integers(2, 60)), min_size=1, max_size=5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(turns, st.integers(0, 80), st.integers(0, 200), st.sampled_from([CHAT, TEXT, IDS]))
+def test_every_turn_begins_with_the_turn_before(
+    codec: Codec, lengths: list[tuple[int, int]], system: int, group: int, options: RenderOptions
+) -> None:
+    """Token by token and message by message; a short question borrows what its frame takes from the next one."""
+    segments: tuple[Segment, ...] = ()
+    if system:
+        segments += (Segment(70, 10 + system, "system"),)
+    if group:
+        segments += (Segment(71, group),)
+    requests = []
+    for number, (asked, answered) in enumerate(lengths):
+        segments += (Segment(100 + number, 30 + asked),)
+        requests.append(TimedRequest(number, 0.0, segments, answered))
+        segments += (Segment(200 + number, answered, "assistant"),)
+    rendered = render(requests, codec, options)
+    ids = [ids_of(codec, r) for r in rendered]
+    assert [len(i) for i in ids] == [r.num_input_tokens for r in rendered] == [r.input_tokens for r in requests]
+    for before, after in pairwise(ids):
+        assert after[: len(before)] == before
+    if options is CHAT:
+        roles = [m["role"] for m in json.loads(rendered[-1].body)["messages"]]
+        assert roles == ["system", *(["user", "assistant"] * len(lengths))[:-1]]
+
+
+def test_conversations_with_one_system_message_share_it(codec: Codec) -> None:
+    a, b = render(
+        [TimedRequest(i, 0.0, (Segment(7, 150, "system"), Segment(100 + i, 80)), 7) for i in range(2)], codec, CHAT
+    )
+    assert common(ids_of(codec, a), ids_of(codec, b)) == a.num_shared_tokens == b.num_shared_tokens == 150
+    assert [m["role"] for m in json.loads(a.body)["messages"]] == ["system", "user"]
 
 
 def test_content_is_unique_per_seed_and_reproducible(codec: Codec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferloop.contract.load import parse
-from inferloop.contract.prefixes import NO_GROUP, plan_prefixes
-from inferloop.contract.sample import measured_reuse, sample, sample_workload
+from inferloop.contract.prefixes import plan_prefixes
+from inferloop.contract.reuse import measured_reuse
+from inferloop.contract.sample import sample, sample_workload
 from inferloop.contract.workload import Contract
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import UsageError
+from inferloop.core.request import Segment, TimedRequest
 
 
 def contract(**changes: Any) -> Contract:
@@ -31,23 +34,21 @@ def contract(**changes: Any) -> Contract:
 def test_same_seed_same_requests_on_every_machine() -> None:
     requests = sample(contract(), seed=7, num_requests=50)
     assert requests == sample(contract(), seed=7, num_requests=50)
-    assert digest_of(requests) == "deb58f34bdbbb2d49dfe00d784f14910779945b97f52842871e328c93735ae76"
+    assert digest_of(requests) == "b2182eae700d9bc5fc58c5eeb99016a847b3c4a5ab9c06e31253e0ea054ff23e"
     assert requests != sample(contract(), seed=8, num_requests=50)
 
 
 def test_another_rate_is_the_same_work_closer_together() -> None:
     slow, fast = (sample(contract(), seed=1, num_requests=40, qps=qps) for qps in (1.0, 4.0))
     assert [r.input_tokens for r in slow] == [r.input_tokens for r in fast]
-    assert [r.content_seed for r in slow] == [r.content_seed for r in fast]
+    assert [r.segments for r in slow] == [r.segments for r in fast]
     assert [r.at_s for r in fast] == pytest.approx([r.at_s / 4 for r in slow], abs=1e-6)
 
 
 def test_streams_share_no_text() -> None:
     streams = [sample(contract(), seed=1, num_requests=100, stream=f"sweep/{i}/0") for i in range(4)]
-    seeds = [r.content_seed for requests in streams for r in requests]
-    assert len(set(seeds)) == 400
-    groups = [{r.prefix_group for r in requests} - {NO_GROUP} for requests in streams]
-    assert all(groups) and len(set.union(*groups)) == sum(len(g) for g in groups)
+    keys = [{segment.key for r in requests for segment in r.segments} for requests in streams]
+    assert all(len(k) > 100 for k in keys) and len(set.union(*keys)) == sum(len(k) for k in keys)
 
 
 @pytest.mark.parametrize("process", ["poisson", "gamma"])
@@ -115,7 +116,7 @@ def test_classes_keep_long_with_long() -> None:
         ("long", 900, 90),
         ("short", 30, 5),
     }
-    assert {r.prefix_tokens for r in requests if r.traffic_class == "long"} == {0}
+    assert {len(r.segments) for r in requests if r.traffic_class == "long"} == {1}
 
 
 def test_clipping_is_counted() -> None:
@@ -133,7 +134,7 @@ def test_clipping_is_counted() -> None:
 
 def test_without_reuse_nothing_is_shared() -> None:
     requests = sample(contract(prefix_reuse=0), seed=1, num_requests=200)
-    assert {(r.prefix_group, r.prefix_tokens) for r in requests} == {(NO_GROUP, 0)}
+    assert {len(r.segments) for r in requests} == {1}
 
 
 @settings(max_examples=60, deadline=None)
@@ -149,7 +150,7 @@ def test_reuse_is_what_was_declared(reuse: float, p50: int, spread: float, num_r
     workload = sample_workload(shaped, seed=seed, num_requests=num_requests, arrivals="burst")
     assert workload.prefix_reuse == pytest.approx(reuse, abs=0.02)
     assert workload.declared_prefix_reuse == pytest.approx(reuse)
-    assert all(0 <= r.prefix_tokens < r.input_tokens for r in workload.requests)
+    assert all(s.num_tokens > 0 for r in workload.requests for s in r.segments)
 
 
 @settings(max_examples=100, deadline=None)
@@ -171,3 +172,31 @@ def test_impossible_reuse_is_told_not_hidden() -> None:
     workload = sample_workload(contract(input_tokens=1, prefix_reuse=0.5), seed=0, num_requests=100)
     assert (workload.prefix_reuse, workload.declared_prefix_reuse) == (0.0, 0.5)
     assert measured_reuse(()) == 0.0
+
+
+texts = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 6), st.sampled_from(["user", "assistant"])), min_size=1, max_size=5
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(texts, max_size=12))
+def test_reuse_equals_a_comparison_with_every_earlier_prompt(prompts: list[list[tuple[int, int, Any]]]) -> None:
+    """Each token is what its text and role say at its place; a segment says where its text was begun."""
+    requests = [TimedRequest(i, 0.0, tuple(Segment(*s) for s in p), 1) for i, p in enumerate(prompts)]
+
+    def spelled(request: TimedRequest) -> list[tuple[Any, ...]]:
+        ends: tuple[Any, ...] = ()
+        out = []
+        for s in request.segments:
+            out += [(ends, s.key, s.role, place) for place in range(s.num_tokens)]
+            ends = (*ends, (s.key, s.role, s.num_tokens))
+        return out
+
+    tokens = [spelled(r) for r in requests]
+    repeated = 0
+    for i, mine in enumerate(tokens):
+        common = [sum(1 for _ in takewhile(lambda p: p[0] == p[1], zip(mine, t, strict=False))) for t in tokens[:i]]
+        repeated += max(common, default=0)
+    total = sum(len(t) for t in tokens)
+    assert measured_reuse(requests) == (repeated / total if total else 0.0)
