@@ -18,6 +18,7 @@ from inferloop.cli.common import (
     stdout,
     verb,
 )
+from inferloop.cli.compat import CompatOption, check_compat, compat_json, print_compat
 
 if TYPE_CHECKING:
     from inferloop.bench.result import BenchResult
@@ -53,6 +54,7 @@ def bench(
     ] = True,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
+    compat: CompatOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Measure serial, burst, the rates between them and the contract's peak; write a run folder.
@@ -69,6 +71,7 @@ def bench(
     from inferloop.records.run import RunWriter, open_run
 
     wire.check_target(target)
+    tools = check_compat(compat)
     loaded = load(contract)
     options = BenchOptions(seed=seed, budget_s=budget_s, num_points=points, peak_qps=peak, ignore_eos=ignore_eos)
     told = {"contract_text": contract.read_text(), "target": target}
@@ -83,10 +86,12 @@ def bench(
         sizing = size(loaded.traffic.qps.peak, result.capacity, rho=rho, failure_headroom=failure_headroom)
         summary = writer.finish({**result.as_summary(), "replicas": sizing.as_json()})
         report = write_report(open_run(writer.path))
+    points = open_run(writer.path).points() if tools else {}
     if json_output:
-        print_json(summary)
+        print_json({**summary, "compat": compat_json(tools, points)} if tools else summary)
     else:
         show(result, sizing, report)
+        print_compat(tools, points)
     raise typer.Exit(EXIT_BY_VERDICT.get(result.verdict, 1) or (0 if sizing.fits else 1))
 
 

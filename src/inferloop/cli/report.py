@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from inferloop.cli.common import JsonOption, print_json, stdout, verb
+from inferloop.cli.compat import CompatOption, check_compat, compat_json, print_compat
 from inferloop.core.digest import plain
 from inferloop.core.errors import InferloopError, UsageError
 from inferloop.pages.report import render_report
@@ -23,20 +24,24 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write; default: report.html in the run folder.")
     ] = None,
+    compat: CompatOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Write one HTML file that shows a run. It opens offline, on any device.
 
     Example: inferloop report runs/20260102T030405Z-up-assistant-0a1b2c3d
     """
+    tools = check_compat(compat)
     if other is not None:
         raise UsageError("a report shows one run; comparing two side by side is not supported")
     record = open_run(run)
     target = write_report(record, output)
     if json_output:
-        print_json({"run": str(record.path), "report": str(target), "status": record.status})
+        told = {"run": str(record.path), "report": str(target), "status": record.status}
+        print_json({**told, "compat": compat_json(tools, record.points())} if tools else told)
     else:
         stdout.print(str(target), soft_wrap=True)
+        print_compat(tools, record.points() if tools else {})
 
 
 def write_report(record: RunRecord, output: Path | None = None) -> Path:
