@@ -86,12 +86,12 @@ def bench(
         sizing = size(loaded.traffic.qps.peak, result.capacity, rho=rho, failure_headroom=failure_headroom)
         summary = writer.finish({**result.as_summary(), "replicas": sizing.as_json()})
         report = write_report(open_run(writer.path))
-    points = open_run(writer.path).points() if tools else {}
+    measured = open_run(writer.path).points() if tools else {}
     if json_output:
-        print_json({**summary, "compat": compat_json(tools, points)} if tools else summary)
+        print_json({**summary, "compat": compat_json(tools, measured)} if tools else summary)
     else:
         show(result, sizing, report)
-        print_compat(tools, points)
+        print_compat(tools, measured)
     raise typer.Exit(EXIT_BY_VERDICT.get(result.verdict, 1) or (0 if sizing.fits else 1))
 
 
