@@ -1,12 +1,14 @@
 """How close every class of arithmetic stays to fp32: teacher-forced on two texts of 512 tokens.
 
     python -m lab.quality
+    python -m lab.quality --resume                     goes on with what an earlier run did not get to
     python -m lab.quality --modes native-stored native-stored/int8 --no-peers
 
 The texts of lab/texts are a page of documentation, and a chat whose answers SmolLM2-135M gave itself, greedily and in
 fp32. At each position: is the likeliest next token that of fp32 (top-1), how far is the distribution from
 that of fp32 (KL of ours from the truth, in nats), how likely is the token that really follows (perplexity). The truth
-is torch in fp32 on the very weights of the file. Of the peers those take part that are installed and tell logits.
+is torch in fp32 on the very weights of the file. Of the peers those take part that are installed and tell logits. Every
+row is appended to .peers/results/smollm2-quality.jsonl, where lab.peers.run finds it.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ import argparse
 import gc
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from lab.modes import Mode, logits
-from lab.peers.configs import CLASSES, configs, points
+from lab.peers.configs import CLASSES, MODES_OF, Config, configs, points
 from lab.peers.models import ModelSet, prepare
 from lab.peers.protocol import PeerError, Worker
+from lab.peers.quality import Distance, Told, read
+from lab.peers.run import FOLDER, quality_path
 from lab.peers.table import OURS
 from numpy.typing import NDArray
 
@@ -42,23 +46,12 @@ NUM_POSITIONS = 512
 PATHS = (Path("lab/texts/document.txt"), Path("lab/texts/chat.txt"))
 PEERS = ("llama-cpp", "openvino", "transformers")
 """Those that tell their logits."""
-SAME = ("unified", "2048 a step", "throughput", "latency, KV bf16")
-"""Configurations that change no number of a text that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
     name: str
     token_ids: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """Of one set of logits from the truth, over the positions of one text."""
-
-    top1: float
-    kl: float
-    perplexity: float
 
 
 def log_softmax(values: Float32) -> Float64:
@@ -88,43 +81,40 @@ def texts(files: ModelFiles) -> list[Text]:
     return found
 
 
-def of_modes(
-    modes: list[str], files: ModelFiles, found: list[Text], num_threads: int
-) -> Iterator[tuple[str, list[Float32]]]:
-    for name in modes:
-        runner = Mode(name).load(files, num_threads=num_threads, num_tokens=NUM_POSITIONS)
-        yield f"{OURS} {name}", [logits(runner, text.token_ids) for text in found]
-        del runner
-        gc.collect()
+def of_mode(name: str, files: ModelFiles, found: list[Text], num_threads: int) -> list[Float32]:
+    runner = Mode(name).load(files, num_threads=num_threads, num_tokens=NUM_POSITIONS)
+    told = [logits(runner, text.token_ids) for text in found]
+    del runner
+    gc.collect()
+    return told
 
 
-def of_peers(models: ModelSet, found: list[Text], num_threads: int) -> Iterator[tuple[str, list[Float32]]]:
-    wanted = points([1], [NUM_POSITIONS])
-    for config in configs(list(CLASSES), models, 0, wanted, num_threads):
-        if config.engine not in PEERS or not config.python().exists() or any(what in config.name for what in SAME):
-            continue
-        command = [str(config.python()), "-m", f"lab.peers.workers.{config.worker}"]
-        with tempfile.TemporaryDirectory() as folder:
-            to = Path(folder) / "logits.npy"
-            try:
-                with Worker(command, log=Path(".peers") / f"{config.worker}.log", env=config.env) as worker:
-                    worker.load(config.spec)
-                    told: list[Float32] = []
-                    for text in found:
-                        worker.logits(text.token_ids, to)
-                        told.append(np.load(to))
-            except PeerError as error:
-                print(f"{config.key}: {error}", file=sys.stderr)
-                continue
-        yield f"{config.engine} {config.weights}, {config.name}", told
+def of_peer(config: Config, found: list[Text]) -> list[Float32]:
+    """Raises PeerError."""
+    command = [str(config.python()), "-m", f"lab.peers.workers.{config.worker}"]
+    told: list[Float32] = []
+    with tempfile.TemporaryDirectory() as folder:
+        to = Path(folder) / "logits.npy"
+        with Worker(command, log=FOLDER / f"{config.worker}.log", env=config.env) as worker:
+            worker.load(config.spec)
+            for text in found:
+                worker.logits(text.token_ids, to)
+                told.append(np.load(to))
+    return told
 
 
-def table(rows: list[tuple[str, list[Distance]]], found: list[Text]) -> str:
+def peers(models: ModelSet, num_threads: int) -> list[Config]:
+    """Those that are installed and tell logits, once for all configurations that compute the same."""
+    asked = configs(list(CLASSES), models, 0, points([1], [NUM_POSITIONS]), num_threads)
+    return [c for c in asked if c.engine in PEERS and c.python().exists() and c.numbers_of is None]
+
+
+def table(rows: Sequence[Told], found: list[Text]) -> str:
     names = [f"{text.name} {what}" for text in found for what in ("top-1", "KL", "perplexity")]
-    lines = [f"| class | {' | '.join(names)} |", f"|{'---|' * (1 + len(names))}"]
-    for name, distances in rows:
-        cells = [f"{d.top1:.3f} | {d.kl:.4f} | {d.perplexity:.3f}" for d in distances]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines = [f"| class | top-1 | KL | {' | '.join(names)} |", f"|{'---|' * (3 + len(names))}"]
+    for row in rows:
+        cells = [f"{d.top1:.3f} | {d.kl:.4f} | {d.perplexity:.3f}" for d in row.texts]
+        lines.append(f"| {row.name} | {row.top1:.4f} | {row.kl:.4f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -133,24 +123,40 @@ def main() -> None:
     parser.add_argument("--modes", nargs="*", default=MODES, metavar="MODE", help="see lab.modes")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--resume", action="store_true", help="keep earlier rows and add what is missing")
     options = parser.parse_args()
     models = prepare("smollm2")
     files = resolve(str(models.stored))
     found = texts(files)
-    truth = next(of_modes([TRUTH], files, found, options.threads))[1]
-    rows: list[tuple[str, list[Distance]]] = []
+    path = quality_path("smollm2")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not options.resume:
+        path.unlink(missing_ok=True)
+    rows = read(path)
+    known = {(row.weights, row.engine, row.config) for row in rows}
+    truth = of_mode(TRUTH, files, found, options.threads)
 
-    def add(name: str, told: list[Float32]) -> None:
+    def add(key: tuple[str, str, str], told: list[Float32]) -> None:
         three = zip(told, truth, found, strict=True)
-        rows.append((name, [distance(mine, true, text.token_ids) for mine, true, text in three]))
-        print(f"{name}: {rows[-1][1]}", file=sys.stderr)
+        row = Told(*key, tuple(distance(mine, true, text.token_ids) for mine, true, text in three))
+        rows.append(row)
+        with path.open("a") as file:
+            file.write(row.line())
+        print(f"{row.name}: top-1 {row.top1:.4f}, KL {row.kl:.5f}", file=sys.stderr)
 
-    add(f"{OURS} {TRUTH} (the truth)", truth)
-    for name, told in of_modes(options.modes, files, found, options.threads):
-        add(name, told)
-    if not options.no_peers:
-        for name, told in of_peers(models, found, options.threads):
-            add(name, told)
+    class_of = {f"native-{kind}": weights for weights, kind in MODES_OF.items()}
+    for name in [TRUTH, *options.modes]:
+        key = (class_of.get(name.split("/")[0], ""), OURS, name)
+        if key not in known:
+            add(key, truth if name == TRUTH else of_mode(name, files, found, options.threads))
+    for config in [] if options.no_peers else peers(models, options.threads):
+        key = (config.weights, config.engine, config.name)
+        if key in known:
+            continue
+        try:
+            add(key, of_peer(config, found))
+        except PeerError as error:
+            print(f"{config.key}: {error}", file=sys.stderr)
     print(f"{files.path.name}, {NUM_POSITIONS} positions of each text, {options.threads} threads.\n")
     print(table(rows, found))
 

@@ -1,10 +1,11 @@
 """One engine in one process: a line of JSON in, a line of JSON out. Standard library only, as the engine's side of it
 runs in the environment of that engine.
 
-    {"do": "load", "spec": {...}}                      -> {"ok": {"version": ..., "vocab_size": ..., "flags": ...}}
-    {"do": "run", "point": {...}, "seed": 1}           -> {"ok": {"timing": {...}, "peak_rss_mib": ...}}
+    {"do": "load", "spec": {...}}            -> {"ok": {"version": ..., "vocab_size": ..., "flags": ..., "memory": {}}}
+    {"do": "run", "point": {...}, "seed": 1} -> {"ok": {"timing": {...}, "peak_rss_mib": ...}}
     {"do": "logits", "token_ids": [...], "to": "x.npy"} -> {"ok": {}}
 
+"memory" is {} save for an engine that tells its weight_bytes and, of KV memory, block_bytes and block_tokens.
 Logits are those of every position, float32 (positions, vocabulary). A failure is {"error": "..."}; the worker goes
 on. What an engine prints itself goes to stderr.
 """
@@ -66,6 +67,7 @@ def serve(make: Callable[[Spec], Peer]) -> None:
             if asked["do"] == "load":
                 peer = make(asked["spec"])
                 told: dict[str, Any] = {"version": peer.version, "flags": peer.flags, "vocab_size": peer.vocab_size}
+                told["memory"] = getattr(peer, "memory", {})
             else:
                 assert peer is not None, "load comes first"
                 told = _answer(peer, asked)

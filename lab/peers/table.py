@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from lab.peers.point import Point, Timing
+from lab.peers.quality import Key, Qualities
 
 OURS = "inferloop"
 
@@ -23,6 +24,10 @@ class Sample:
     timing: Timing
     peak_rss_mib: float
     load_average: float
+
+    @property
+    def key(self) -> Key:
+        return self.weights, self.engine, self.config
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,16 @@ class Row:
     def is_ours(self) -> bool:
         return self.engine == OURS
 
+    @property
+    def key(self) -> Key:
+        return self.weights, self.engine, self.config
+
 
 def rows(samples: Sequence[Sample], columns: Sequence[Measure]) -> list[Row]:
     """In the order in which the configurations first came; medians over the rounds."""
     found = []
-    for key in dict.fromkeys((s.weights, s.engine, s.config) for s in samples):
-        mine = [s for s in samples if (s.weights, s.engine, s.config) == key]
+    for key in dict.fromkeys(s.key for s in samples):
+        mine = [s for s in samples if s.key == key]
         values: list[float | None] = []
         nums = []
         for column in columns:
@@ -104,22 +113,32 @@ def best_peer(found: Sequence[Row], columns: Sequence[Measure], i: int) -> Best 
     return Best(value, known[value])
 
 
-def markdown(samples: Sequence[Sample], columns: Sequence[Measure]) -> str:
-    """For each class its rows, then our ratios to the best peer of the class and of all classes."""
+def markdown(samples: Sequence[Sample], columns: Sequence[Measure], qualities: Qualities) -> str:
+    """For each class its rows, then our ratios to the best peer of the class and of all classes: first of those that
+    are equal in quality, then of any."""
     everything = rows(samples, columns)
-    overall = [best_peer(everything, columns, i) for i in range(len(columns))]
-    lines = [line("class", "engine", "configuration", *(c.title for c in columns))]
-    lines.append(line(*["---"] * (3 + len(columns))))
-    for weights in dict.fromkeys(row.weights for row in everything):
+    lines = [line("class", "engine", "configuration", "top-1", "KL", *(c.title for c in columns))]
+    lines.append(line(*["---"] * (5 + len(columns))))
+    classes = list(dict.fromkeys(row.weights for row in everything))
+    for weights in classes:
         of_class = [row for row in everything if row.weights == weights]
-        within = [best_peer(of_class, columns, i) for i in range(len(columns))]
-        lines += [line(row.weights, row.engine, row.config, *cells(row, columns)) for row in of_class]
-        lines.append(line(weights, "best peer", "", *(b.name if b else "" for b in within)))
-        for row in of_class:
-            if row.is_ours:
-                lines.append(line(weights, "ratio", f"{row.config} / best of class", *ratios(row, columns, within)))
-                lines.append(line(weights, "ratio", f"{row.config} / best of all", *ratios(row, columns, overall)))
+        lines += [line(*row.key, *quality(row, qualities), *cells(row, columns)) for row in of_class]
+        compared = [("class", of_class), ("all classes", everything)][: min(2, len(classes))]
+        for whose, of in compared:
+            equals = [row for row in of if qualities.is_enough(row.key)]
+            for what, peers in (("equal quality", equals), ("any quality", of)):
+                best = [best_peer(peers, columns, i) for i in range(len(columns))]
+                name = f"best peer of {whose}, {what}"
+                lines.append(line(weights, name, "", "", "", *(b.name if b else "" for b in best)))
+                ours = [row for row in of_class if row.is_ours]
+                lines += [line(weights, "ratio to it", row.config, "", "", *ratios(row, columns, best)) for row in ours]
     return "\n".join(lines)
+
+
+def quality(row: Row, qualities: Qualities) -> tuple[str, str]:
+    """A question mark where nobody measured it."""
+    found = qualities.of(row.key)
+    return (f"{found.top1:.3f}", f"{found.kl:.4f}") if found else ("?", "?")
 
 
 def cells(row: Row, columns: Sequence[Measure]) -> list[str]:

@@ -28,6 +28,8 @@ class Inferloop:
         self.version = f"inferloop {info.name} {info.revision}"
         self.flags = f"{spec['mode']}, {spec['step_tokens']} tokens a step, {spec['threads']} threads"
         self.vocab_size = info.vocab_size
+        block_tokens = info.block_size
+        self.memory = {"weight_bytes": info.weight_bytes, "block_bytes": info.block_bytes, "block_tokens": block_tokens}
 
     def run(self, prompts: Sequence[Sequence[int]], num_output: int) -> Timing:
         return self._bench.run(prompts, num_output)

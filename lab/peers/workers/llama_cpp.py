@@ -60,7 +60,10 @@ class LlamaCpp:
 
     def run(self, prompts: Sequence[Sequence[int]], num_output: int) -> Timing:
         num, longest = len(prompts), len(prompts[0]) + num_output
-        context = next(c for most, length, c in self._contexts if num <= most and longest <= length)
+        fitting = [c for most, length, c in self._contexts if num <= most and longest <= length]
+        if not fitting:
+            raise ValueError(f"no context holds {num} x {longest} tokens")
+        context = fitting[0]
         lib.llama_memory_clear(lib.llama_get_memory(context), False)
         begin = time.perf_counter()
         first, tokens = self._prefill(context, prompts, begin)

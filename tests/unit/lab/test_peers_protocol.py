@@ -28,7 +28,7 @@ from lab.peers.protocol import serve
 
 
 class Fake:
-    version, flags = "fake 1", "none"
+    version, flags, memory = "fake 1", "none", {"weight_bytes": 7}
 
     def __init__(self, spec):
         print("an engine that prints")
@@ -53,6 +53,8 @@ class Fake:
 serve(Fake)
 """
 
+TOLD = {"version": "fake 1", "flags": "none", "memory": {"weight_bytes": 7}}
+
 TOOL = """
 import sys
 from pathlib import Path
@@ -76,7 +78,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 
 def test_an_engine_is_loaded_and_asked(worker: Worker, tmp_path: Path) -> None:
-    assert worker.load({"vocab_size": 5}) == {"version": "fake 1", "flags": "none", "vocab_size": 5}
+    assert worker.load({"vocab_size": 5}) == {**TOLD, "vocab_size": 5}
     timing, peak_rss_mib = worker.run(Point(1, 4, 16), seed=1)
     assert timing.output_tok_s == 16.0 and timing.ttft_ms == 250.0
     assert peak_rss_mib > 5

@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab.peers.configs import Config, scout_of
+from lab.peers.configs import FEW, Config, configs, scout_of
+from lab.peers.models import ModelSet
 from lab.peers.point import Point, Timing
-from lab.peers.run import Record, is_wanted
+from lab.peers.quality import Distance, Qualities, Told, read
+from lab.peers.run import Record, due_mib, is_wanted
 from lab.peers.table import OURS, Sample, best_peer, markdown, measures, rows
 
 SOLO, MANY, PREFILL = Point(1, 256, 128), Point(32, 256, 128), Point(1, 512, 1)
+NOT_TOLD = Qualities([])
+
+
+def told(engine: str, config: str, kl: float) -> Told:
+    return Told("4-bit", engine, config, (Distance(0.9, kl - 0.001, 5.0), Distance(0.8, kl + 0.001, 6.0)))
 
 
 def sample(
@@ -56,9 +63,50 @@ def test_medians_and_ratios() -> None:
     best = [best_peer(found, columns, i) for i in (0, 1)]
     assert best[0] is not None and best[0].name == "other quick" and best[0].value == pytest.approx(256.0)
     assert best[1] is not None and best[1].value == pytest.approx(127 / 1.024)
-    table = markdown(samples, columns)
-    assert "| 4-bit | ratio | a / best of class | x0.50 | x2.00 |" in table
-    assert "| 4-bit | other | quick | 256.0* | 124* |" in table
+    table = markdown(samples, columns, NOT_TOLD)
+    assert "| 4-bit | ratio to it | a |  |  | x0.50 | x2.00 |" in table
+    assert "| 4-bit | other | quick | ? | ? | 256.0* | 124* |" in table
+
+
+def test_equals_in_quality_are_compared_apart_from_the_others() -> None:
+    samples = [sample(OURS, "a", PREFILL, 0.5), sample("sloppy", "s", PREFILL, 1.0)]
+    samples += [sample("sloppy", "s2", PREFILL, 1.1), sample("exact", "e", PREFILL, 2.0)]
+    quality = [told("sloppy", "s", 0.007), told("exact", "e", 0.006)]
+    same = {("4-bit", "sloppy", "s2"): ("4-bit", "sloppy", "s")}
+    table = markdown(samples, measures([PREFILL]), Qualities(quality, same)).splitlines()
+    assert table[3] == "| 4-bit | sloppy | s | 0.850 | 0.0070 | 2,560* |"
+    assert table[4] == "| 4-bit | sloppy | s2 | 0.850 | 0.0070 | 2,327* |"
+    assert table[6:] == [
+        "| 4-bit | best peer of class, equal quality |  |  |  | exact e |",
+        "| 4-bit | ratio to it | a |  |  | x4.00 |",
+        "| 4-bit | best peer of class, any quality |  |  |  | sloppy s |",
+        "| 4-bit | ratio to it | a |  |  | x2.00 |",
+    ]
+
+
+def test_quality_is_kept_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    assert read(path) == []
+    path.write_text(told("exact", "e", 0.006).line() + told("sloppy", "s", 0.3).line())
+    assert read(path) == [told("exact", "e", 0.006), told("sloppy", "s", 0.3)]
+    assert read(path)[0].kl == pytest.approx(0.006) and read(path)[0].top1 == pytest.approx(0.85)
+
+
+def test_memory_that_is_due_is_weights_and_blocks_of_all_streams() -> None:
+    memory = {"weight_bytes": 2**20, "block_bytes": 2**19, "block_tokens": 16}
+    assert due_mib(memory, MANY) == pytest.approx(1 + 24 * 32 / 2 + 200e6 / 2**20)
+    assert due_mib(memory, Point(2, 8, 9)) == pytest.approx(1 + 2 * 2 / 2 + 200e6 / 2**20)
+
+
+def test_what_computes_the_same_and_what_a_large_model_runs_is_there() -> None:
+    models = ModelSet(*[Path("x")] * 5)
+    found = configs(["4-bit", "int8", "bf16"], models, 1000, [SOLO, PREFILL], 2)
+    keys = {(c.weights, c.engine, c.name) for c in found}
+    assert len(keys) == len(found)
+    assert all((c.weights, c.engine, c.numbers_of) in keys for c in found if c.numbers_of)
+    few = configs(["4-bit", "int8", "bf16"], models, 1000, [SOLO, PREFILL], 2, few=True)
+    assert {c.engine for c in few} == {c.engine for c in found}
+    assert {(c.engine, c.name) for c in few if c.engine in FEW} == {(e, n) for e, names in FEW.items() for n in names}
 
 
 def test_ratios_are_told_within_a_class_and_across_all() -> None:
@@ -68,17 +116,19 @@ def test_ratios_are_told_within_a_class_and_across_all() -> None:
         sample(OURS, "b", PREFILL, 1.0, weights="bf16"),
         sample("peer", "p", PREFILL, 2.0, weights="bf16"),
     ]
-    table = markdown(samples, measures([PREFILL])).splitlines()
-    assert "| bf16 | ratio | b / best of class | x2.00 |" in table
-    assert "| bf16 | ratio | b / best of all | x1.00 |" in table
+    table = markdown(samples, measures([PREFILL]), NOT_TOLD).splitlines()
+    of_bf16 = table[table.index("| bf16 | best peer of class, any quality |  |  |  | peer p |") :]
+    assert of_bf16[1] == "| bf16 | ratio to it | b |  |  | x2.00 |"
+    of_all = of_bf16[of_bf16.index("| bf16 | best peer of all classes, any quality |  |  |  | peer p |") :]
+    assert of_all[1] == "| bf16 | ratio to it | b |  |  | x1.00 |"
 
 
 def test_what_was_not_measured_stays_empty() -> None:
     samples = [sample(OURS, "a", SOLO, 1.0), sample("peer", "p", MANY, 1.0)]
     columns = measures([SOLO, MANY])
     assert rows(samples, columns)[1].values[:2] == (None, None)
-    table = markdown(samples, columns)
-    assert "| 4-bit | ratio | a / best of class |  |  |  |  |" in table
+    table = markdown(samples, columns, NOT_TOLD)
+    assert "| 4-bit | ratio to it | a |  |  |  |  |  |  |" in table
 
 
 def config(engine: str, name: str) -> Config:
@@ -88,27 +138,34 @@ def config(engine: str, name: str) -> Config:
 def test_only_the_best_configurations_of_a_peer_go_on() -> None:
     scout = scout_of(MANY)
     assert scout == Point(8, 256, 32) and scout_of(PREFILL) == Point(1, 512, 1) and scout_of(SOLO) == Point(1, 256, 32)
+    assert scout_of(Point(1, 1500, 1)) == PREFILL and scout_of(Point(1, 64, 1)) == Point(1, 64, 1)
     so_far = [
         sample("peer", "quick", scout, 1.0, 0),
         sample("peer", "near", scout, 1.05, 0),
+        sample("peer", "third", scout, 1.06, 0),
         sample("peer", "slow", scout, 1.3, 0),
         sample("other", "lame", scout, 9.0, 0),
         sample(OURS, "a", scout, 1.0, 0),
         sample(OURS, "b", scout, 9.0, 0),
     ]
-    goes_on = {
-        (engine, name): is_wanted((config(engine, name), MANY, 1), so_far)
-        for engine, name in [("peer", "quick"), ("peer", "near"), ("peer", "slow"), ("other", "lame"), (OURS, "b")]
-    }
-    assert [key for key, wanted in goes_on.items() if not wanted] == [("peer", "slow")]
+
+    def wanted(engine: str, name: str, round_number: int, qualities: Qualities = NOT_TOLD) -> bool:
+        return is_wanted((config(engine, name), MANY, round_number), so_far, qualities)
+
+    assert [wanted("peer", name, 1) for name in ("quick", "near", "third", "slow")] == [True, True, False, False]
+    assert wanted("other", "lame", 1) and wanted(OURS, "b", 1)
     so_far += [
-        sample("peer", "quick", MANY, 1.0),
-        sample("peer", "near", MANY, 1.2),
+        sample("peer", "quick", MANY, 1.04),
+        sample("peer", "near", MANY, 1.0),
         sample("other", "lame", MANY, 2.0),
     ]
-    assert is_wanted((config("peer", "near"), MANY, 2), so_far)
-    assert not is_wanted((config("other", "lame"), MANY, 2), so_far)
-    assert is_wanted((config(OURS, "b"), MANY, 3), so_far)
+    assert wanted("peer", "near", 2) and wanted("peer", "quick", 2) and wanted(OURS, "b", 3)
+    assert not wanted("other", "lame", 2)
+    sloppy = Qualities([told("peer", name, 0.3) for name in ("quick", "near")])
+    assert wanted("other", "lame", 2, sloppy)  # the best of those that are equal
+    assert wanted("peer", "near", 2, sloppy)
+    so_far[-3] = sample("peer", "quick", MANY, 1.1)
+    assert not wanted("peer", "quick", 2)  # a tenth behind the best of its engine
 
 
 def test_a_record_goes_on_where_it_ended(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from lab.peers.quality import Told
 from lab.quality import Text, distance, table
 
 TRUTH = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]], np.float32))
@@ -34,6 +35,6 @@ def test_what_is_no_number_is_refused() -> None:
 
 def test_one_row_for_each_class() -> None:
     found = distance(TRUTH, TRUTH, [0, 1])
-    text = table([("a", [found])], [Text("page", [0, 1])])
-    assert text.splitlines()[0] == "| class | page top-1 | page KL | page perplexity |"
-    assert text.splitlines()[2] == "| a | 1.000 | 0.0000 | 4.000 |"
+    text = table([Told("4-bit", "peer", "a", (found,))], [Text("page", [0, 1])])
+    assert text.splitlines()[0] == "| class | top-1 | KL | page top-1 | page KL | page perplexity |"
+    assert text.splitlines()[2] == "| peer, 4-bit, a | 1.0000 | 0.0000 | 1.000 | 0.0000 | 4.000 |"
