@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inferloop.cli.common import JsonOption, print_json, stdout, verb
+from inferloop.cli.common import JsonOption, RunsDirOption, print_json, stderr, stdout, verb
 from inferloop.cli.compat import CompatOption, check_compat, compat_json, print_compat
 from inferloop.core.digest import plain
 from inferloop.core.errors import InferloopError, UsageError
@@ -21,6 +21,15 @@ from inferloop.records.run import RunRecord, open_run
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder, or its run.json.")],
     other: Annotated[Path | None, typer.Argument(help="A second run, to compare with.", show_default=False)] = None,
+    more: Annotated[list[Path] | None, typer.Argument(help="Further runs, with --merge.", show_default=False)] = None,
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge",
+            help="Join runs that several machines made of one service at the same time into a new run folder.",
+        ),
+    ] = False,
+    runs_dir: RunsDirOption = Path("runs"),
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write; default: report.html in the run folder.")
     ] = None,
@@ -32,9 +41,16 @@ def report(
     Example: inferloop report runs/20260102T030405Z-up-assistant-0a1b2c3d
     """
     tools = check_compat(compat)
-    if other is not None:
+    if merge:
+        from inferloop.cli.merge import merge_runs
+
+        record = merge_runs([path for path in (run, other, *(more or ())) if path is not None], runs_dir)
+        for note in (record.summary or {}).get("notes", ()):
+            stderr.print(f"note      {note}", markup=False)
+    elif other is not None:
         raise UsageError("a report shows one run; comparing two side by side is not supported")
-    record = open_run(run)
+    else:
+        record = open_run(run)
     target = write_report(record, output)
     if json_output:
         told = {"run": str(record.path), "report": str(target), "status": record.status}

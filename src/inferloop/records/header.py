@@ -40,3 +40,11 @@ class RunHeader:
     verdict: str | None = None
     reasons: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    anchor_uncertainty_ns: int | None = None
+    """How far apart the two clocks of the anchor may have been read."""
+    wall_error_ns: int | None = None
+    """How far the kernel thought that the wall clock may be off; None where it did not tell."""
+    boot_id: str | None = None
+    """Runs with the same one share a monotonic clock."""
+    merged: list[dict[str, Any]] | None = None
+    """Of a run that was joined from several: where each came from, and its clock's offset."""

@@ -29,6 +29,7 @@ from inferloop.core.digest import digest_of, plain
 from inferloop.core.errors import RecordWriteError, RunVoidError
 from inferloop.measure.invariants import violations
 from inferloop.measure.timing import RequestTiming
+from inferloop.records.anchor import boot_id, read_anchor, wall_error_ns
 from inferloop.records.bench import RequestRow, from_json_line, to_json_line, to_parquet
 from inferloop.records.files import LineFile, Opener, open_unbuffered, whole_lines, write_atomic
 from inferloop.records.fingerprint import Fingerprint, fingerprint
@@ -64,9 +65,9 @@ class RunWriter:
         _check_later(known)
         self._clock = clock or RealClock()
         self._opener = opener
-        wall_ns = self._clock.wall_ns()
+        anchor = read_anchor(self._clock)
         digest = contract.digest if contract else digest_of([verb, service, known.get("target")])
-        self.path = _new_folder(root, wall_ns, verb, service, digest)
+        self.path = new_folder(root, anchor.wall_ns, verb, service, digest)
         process = psutil.Process()
         self.header = RunHeader(
             schema_version=SCHEMA_VERSION,
@@ -74,14 +75,17 @@ class RunWriter:
             verb=verb,
             service=service,
             status="running",
-            t_start_ns=self._clock.now_ns(),
-            t_start_wall_ns=wall_ns,
+            t_start_ns=anchor.t_ns,
+            t_start_wall_ns=anchor.wall_ns,
             fingerprint=plain(machine or fingerprint()),
             pid=process.pid,
             process_started_s=process.create_time(),
             host=os.uname().nodename,
             contract_digest=contract.digest if contract else None,
             contract=plain(contract) if contract else None,
+            anchor_uncertainty_ns=anchor.uncertainty_ns,
+            wall_error_ns=wall_error_ns(),
+            boot_id=boot_id(),
         )
         self._lines: LineFile | None = None
         self._stages: LineFile | None = None
@@ -185,7 +189,8 @@ def _check_later(known: Mapping[str, Any]) -> None:
     assert {f.name for f in fields(RunHeader)} >= _LATER
 
 
-def _new_folder(root: Path, wall_ns: int, verb: str, service: str, digest: str) -> Path:
+def new_folder(root: Path, wall_ns: int, verb: str, service: str, digest: str) -> Path:
+    """Create the folder of a run that started then. Raises RecordWriteError."""
     moment = datetime.datetime.fromtimestamp(wall_ns / 1e9, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     safe = re.sub(r"[^A-Za-z0-9._]+", "-", service).strip("-.") or "service"
     name = f"{moment}-{verb}-{safe[:48]}-{digest[:8]}"
