@@ -11,12 +11,25 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from inferloop.bench.pace import Pacer, Stall
 from inferloop.core.errors import UsageError
 from inferloop.core.request import TimedRequest
 from inferloop.core.units import NS_PER_S
+
+
+class Planned(Protocol):
+    """What is asked of a request here; see core.request.TimedRequest."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def at_s(self) -> float: ...
+    @property
+    def after(self) -> int | None: ...
+    @property
+    def session(self) -> int | None: ...
 
 
 class Due(NamedTuple):
@@ -33,7 +46,7 @@ class Agenda:
     """
 
     def __init__(
-        self, plan: Sequence[TimedRequest], *, max_catch_up_ns: int = 250_000_000, max_in_flight: int | None = None
+        self, plan: Sequence[Planned], *, max_catch_up_ns: int = 250_000_000, max_in_flight: int | None = None
     ) -> None:
         self._plan, self._max_in_flight = plan, max_in_flight
         self._followers = followers(plan)
@@ -88,20 +101,25 @@ class Agenda:
             self._num_capped += room < len(self._ready)
         return [*out, *(self._ready.popleft() for _ in range(room))]
 
-    def ended(self, position: int, t_end_ns: int, *, failed: bool) -> None:
-        """A request that was sent has ended: what follows it falls due after its gap, or never."""
-        for follower in self._followers.get(position, ()):
+    def ended(self, position: int, t_end_ns: int, *, failed: bool) -> bool:
+        """A request that was sent has ended: what follows it falls due after its gap, or never. Returns whether there
+        may be something new to do."""
+        found = self._followers.get(position)
+        if found is None:
+            return self._max_in_flight is not None
+        for follower in found:
             request = self._plan[follower]
             if failed and request.session is not None and request.session == self._plan[position].session:
                 self.num_dropped_turns += 1 + self._num_after(follower)
                 continue
-            gap_ns = _ns(request.at_s)
+            gap_ns = _ns(request.at_s) if request.at_s else 0
             due_ns = t_end_ns + gap_ns
             due = Due(follower, None if request.session is None else due_ns)
             if gap_ns:
                 heapq.heappush(self._later, (due_ns, due))
             else:
                 self._ready.append(due)
+        return True
 
     def _num_after(self, position: int) -> int:
         num, stack = 0, [position]
@@ -112,7 +130,7 @@ class Agenda:
         return num
 
 
-def followers(plan: Sequence[TimedRequest]) -> dict[int, list[int]]:
+def followers(plan: Sequence[Planned]) -> dict[int, list[int]]:
     """Positions of the requests that follow the one at a position. Raises UsageError for one that follows no earlier
     request of the plan."""
     position_of: dict[int, int] = {}
@@ -128,7 +146,7 @@ def followers(plan: Sequence[TimedRequest]) -> dict[int, list[int]]:
     return found
 
 
-def share_out(plan: Sequence[TimedRequest], num_shares: int) -> list[list[int]]:
+def share_out(plan: Sequence[Planned], num_shares: int) -> list[list[int]]:
     """Positions for each of `num_shares` senders, in order. Chains stay whole; their heads, and requests that follow
     none, are dealt in turn, so that each sender has its share of every stretch of the window."""
     followers(plan)  # checks the plan
@@ -149,7 +167,7 @@ def share_out(plan: Sequence[TimedRequest], num_shares: int) -> list[list[int]]:
     return shares
 
 
-def turns_of(plan: Sequence[TimedRequest]) -> dict[int, tuple[int, int]]:
+def turns_of(plan: Sequence[Planned]) -> dict[int, tuple[int, int]]:
     """(turn from 0, planned turns) for each position that belongs to a session."""
     members: dict[int, list[int]] = {}
     for position, request in enumerate(plan):

@@ -18,22 +18,39 @@ class EventParser:
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Data of the events that this piece completes."""
-        if _is_one_event(piece) and not (self.unfinished or self._after_cr or self._first_line):
-            return [piece[6:-2]]
+        if self._first_line and piece:
+            self._first_line = piece[:1] == b"\xef"  # else no byte order mark can begin here
         events: list[bytes] = []
-        start = 0
+        if 13 in piece or self._after_cr or self._first_line:
+            self._feed_lines(piece, 0, events, until_clean=False)
+            return events
+        start = self._feed_lines(piece, 0, events, until_clean=True) if self.unfinished else 0
+        # From here on whole events, nearly all of a single `data: ` line.
+        *blocks, rest = (piece[start:] if start else piece).split(b"\n\n")
+        for block in blocks:
+            if block.startswith(b"data: ") and 10 not in block:
+                events.append(block[6:])
+            else:
+                self._feed_lines(block + b"\n\n", 0, events, until_clean=False)
+        if rest:
+            self._feed_lines(rest, 0, events, until_clean=False)
+        return events
+
+    def _feed_lines(self, piece: bytes, start: int, events: list[bytes], *, until_clean: bool) -> int:
+        """Line by line. Returns where it stopped: at the end, or with `until_clean` behind the first blank line."""
         if self._after_cr and piece:
             self._after_cr = False
-            start = piece[:1] == b"\n"  # the second half of a CRLF that was cut in two
+            start += piece[start : start + 1] == b"\n"  # the second half of a CRLF that was cut in two
         while start < len(piece):
             end, next_start = self._line_end(piece, start)
             if end < 0:
                 self._line += piece[start:]
-                break
+                return len(piece)
             self._line += piece[start:end]
             start = next_start
-            self._take_line(events)
-        return events
+            if self._take_line(events) and until_clean:
+                break
+        return start
 
     @property
     def unfinished(self) -> bool:
@@ -49,7 +66,8 @@ class EventParser:
             return cr, cr + 1
         return cr, cr + 1 + (piece[cr + 1 : cr + 2] == b"\n")
 
-    def _take_line(self, events: list[bytes]) -> None:
+    def _take_line(self, events: list[bytes]) -> bool:
+        """Whether it was blank: nothing of an event is held then."""
         line = bytes(self._line)
         self._line.clear()
         if self._first_line:
@@ -59,14 +77,8 @@ class EventParser:
             if self._data:
                 events.append(b"\n".join(self._data))
                 self._data.clear()
-            return
+            return True
         field, _, value = line.partition(b":")
         if field == b"data":
             self._data.append(value[1:] if value[:1] == b" " else value)
-
-
-def _is_one_event(piece: bytes) -> bool:
-    """Whether it is one whole event of a single `data: ` line, as nearly all are."""
-    return (
-        piece.startswith(b"data: ") and piece.endswith(b"\n\n") and piece.find(10) == len(piece) - 2 and 13 not in piece
-    )
+        return False

@@ -4,33 +4,33 @@ How many tokens a frame holds, by the best source there is: the server's own cou
 with `x-inferloop-timings: 1`), the growth of `usage` when every frame has it, else one per frame, corrected by the
 total in the last usage. A frame that has only a role, a finish reason or usage holds no token. Reasoning and tool calls
 are output like any other.
+
+Nearly all frames of a stream differ in the text alone. So the bytes around the text of a frame that was understood are
+kept, and a frame with the same bytes around another plain text means the same and is not decoded.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
-
 import msgspec
 
+from inferloop.bench.frames import Choice, Frame, Usage, decode_frame
 from inferloop.bench.sse import EventParser
 from inferloop.measure.timing import Chunk
 
-_decode = msgspec.json.Decoder().decode
-_MAX_COUNT = 2**31 - 1
-_TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "refusal")
+_TEXT_KEY = b'"content":"'
+_TEXT_KEYS = (_TEXT_KEY, b'"content": "', b'"text":"', b'"text": "')
 
 
-@dataclass(frozen=True, slots=True)
-class StreamResult:
+class StreamResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`error`: None, or empty_stream | truncated | protocol. `counted_by`: server | usage | frames.
 
-    `count_mismatch` says that the frames' token counts and the server's total differ by more than the end token.
+    Frame i with tokens arrived at `times_ns[i]` and held `counts[i]` of them. `count_mismatch` says that the frames'
+    token counts and the server's total differ by more than the end token.
     """
 
     error: str | None
-    chunks: tuple[Chunk, ...]
+    times_ns: tuple[int, ...]
+    counts: tuple[int, ...]
     num_input_tokens: int | None
     num_output_tokens: int
     num_cached_tokens: int
@@ -40,17 +40,29 @@ class StreamResult:
     """The first frame with content that is not reasoning; None when there was none."""
     counted_by: str
     count_mismatch: bool
-    text: str
+    text: str = ""
     empty_frames_ns: tuple[int, ...] = ()
     """Arrivals of frames of the answer without a token of it: its role, its finish reason."""
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        return tuple(map(Chunk, self.times_ns, self.counts))
 
 
 class StreamReader:
     """Feed (arrival, bytes) pieces in order; `finish` when the body ended."""
 
+    __slots__ = (
+        *("_events", "_times", "_told", "_so_far", "_num_input", "_num_output", "_num_cached", "_queue_ms"),
+        *("_finish_reason", "_t_first_answer_ns", "_done", "_error", "_empty_ns", "_texts"),
+        *("_before", "_after", "_around", "_same_told"),
+    )
+
     def __init__(self, *, keep_text: bool = False) -> None:
         self._events = EventParser()
-        self._frames: list[tuple[int, int | None, int | None]] = []  # arrival, server's count, usage so far
+        self._times: list[int] = []
+        self._told: list[int | None] = []  # the server's count
+        self._so_far: list[int | None] = []  # usage so far
         self._num_input: int | None = None
         self._num_output: int | None = None
         self._num_cached = 0
@@ -61,129 +73,133 @@ class StreamReader:
         self._error: str | None = None
         self._empty_ns: list[int] = []
         self._texts: list[str] | None = [] if keep_text else None
+        self._before = self._after = b""
+        self._around = 0
+        self._same_told: int | None = None
 
     def feed(self, t_ns: int, piece: bytes) -> None:
         """Never raises: what cannot be understood makes the result's error `protocol`."""
         for data in self._events.feed(piece):
-            if data.strip() == b"[DONE]":
-                self._done = True
-                continue
-            try:
-                event = _decode(data)
-            except (msgspec.DecodeError, RecursionError):
-                self._error = self._error or "protocol"
-                continue
-            if not isinstance(event, dict):
-                self._error = self._error or "protocol"
-            elif event.get("error") is not None:
-                self._error = self._error or "truncated"  # a failure in mid-stream ends the answer early
+            # The same as the frame before but for a text without escapes?
+            if (
+                self._around
+                and len(data) > self._around
+                and data.startswith(self._before)
+                and data.endswith(self._after)
+                and data.find(b'"', len(self._before)) == len(data) - len(self._after)
+                and 92 not in data
+            ):
+                self._times.append(t_ns)
+                self._told.append(self._same_told)
+                self._so_far.append(None)
             else:
-                try:
-                    self._take(t_ns, event)
-                except (AttributeError, TypeError, KeyError, ValueError):  # JSON, but not shaped like a chunk
-                    self._error = self._error or "protocol"
+                self._take_data(t_ns, data)
 
     def finish(self, *, cut: bool = False) -> StreamResult:
         """`cut` says that the body ended before its framing said so."""
-        chunks, counted_by, mismatch = self._chunks()
+        times, counts, counted_by, mismatch = self._counted()
         error = self._error
         ended = self._done or self._finish_reason is not None
-        if error is None and (cut or not ended) and (chunks or cut):
+        if error is None and (cut or not ended) and (times or cut):
             error = "truncated"
-        if error is None and not chunks:
+        if error is None and not times:
             error = "empty_stream"
         return StreamResult(
-            error=error,
-            chunks=chunks,
-            num_input_tokens=self._num_input,
-            num_output_tokens=sum(c.num_tokens for c in chunks) if self._num_output is None else self._num_output,
-            num_cached_tokens=self._num_cached,
-            finish_reason=self._finish_reason,
-            queue_ms=self._queue_ms,
-            t_first_answer_ns=self._t_first_answer_ns,
-            counted_by=counted_by,
-            count_mismatch=mismatch,
-            text="".join(self._texts or ()),
-            empty_frames_ns=tuple(self._empty_ns),
+            error,
+            times,
+            counts,
+            self._num_input,
+            sum(counts) if self._num_output is None else self._num_output,
+            self._num_cached,
+            self._finish_reason,
+            self._queue_ms,
+            self._t_first_answer_ns,
+            counted_by,
+            mismatch,
+            "".join(self._texts or ()),
+            tuple(self._empty_ns),
         )
 
-    def _take(self, t_ns: int, event: dict[str, Any]) -> None:
-        choices = event.get("choices") or ()
-        usage: dict[str, Any] = event.get("usage") or {}
-        timings: dict[str, Any] = event.get("inferloop") or {}
-        if choices:
-            self._take_choice(t_ns, choices[0], usage, timings)
-        if usage:
-            self._num_output = _count(usage, "completion_tokens")
-            self._num_input = _count(usage, "prompt_tokens")
-            self._num_cached = _count(usage.get("prompt_tokens_details") or {}, "cached_tokens") or 0
-        if timings.get("queue_ms") is not None:
-            self._queue_ms = _milliseconds(timings["queue_ms"])
+    def _take_data(self, t_ns: int, data: bytes) -> None:
+        if data.strip() == b"[DONE]":
+            self._done = True
+            return
+        try:
+            frame = decode_frame(data)
+        except (msgspec.DecodeError, RecursionError):
+            self._error = self._error or "protocol"
+            return
+        if frame.error is not None:
+            self._error = self._error or "truncated"  # a failure in mid-stream ends the answer early
+            return
+        if frame.choices:
+            self._take_choice(t_ns, frame.choices[0], frame, data)
+        if frame.usage is not None:
+            self._take_usage(frame.usage)
+        if frame.inferloop is not None and isinstance(frame.inferloop.queue_ms, float):
+            self._queue_ms = frame.inferloop.queue_ms
 
-    def _take_choice(self, t_ns: int, choice: dict[str, Any], usage: dict[str, Any], timings: dict[str, Any]) -> None:
-        has_output, is_answer, text = _content(choice)
-        told = None if "queue_ms" in timings else _count(timings, "num_tokens")  # beside queue_ms stands the total
+    def _take_choice(self, t_ns: int, choice: Choice, frame: Frame, data: bytes) -> None:
+        has_output, is_answer, text = choice.content()
+        timings, usage = frame.inferloop, frame.usage
+        told = None
+        if timings is not None and timings.queue_ms is msgspec.UNSET:  # beside queue_ms stands the total
+            told = timings.num_tokens
         if has_output or told:
-            self._frames.append((t_ns, told, _count(usage, "completion_tokens")))
+            self._times.append(t_ns)
+            self._told.append(told)
+            self._so_far.append(None if usage is None else usage.completion_tokens)
         else:
             self._empty_ns.append(t_ns)
-        reason = choice.get("finish_reason")
-        if not isinstance(reason, str | None):
-            raise TypeError("finish_reason is not a text")
-        self._finish_reason = reason or self._finish_reason
+        self._finish_reason = choice.finish_reason or self._finish_reason
         if is_answer and self._t_first_answer_ns is None:
             self._t_first_answer_ns = t_ns
         if self._texts is not None:
             self._texts.append(text)
+        elif is_answer and len(frame.choices or ()) == 1 and usage is None and choice.is_plain:
+            self._learn(data, text, told)
 
-    def _chunks(self) -> tuple[tuple[Chunk, ...], str, bool]:
-        times = [t for t, _, _ in self._frames]
-        total = self._num_output
+    def _learn(self, data: bytes, text: str, told: int | None) -> None:
+        """Keep what stands around the text, where that can be told without doubt."""
+        encoded = text.encode()
+        for key in _TEXT_KEYS:
+            start = data.find(key)
+            if start < 0:
+                continue
+            start += len(key)
+            end = start + len(encoded)
+            if data[start:end] == encoded and data[end : end + 1] == b'"' and 92 not in data and data.count(key) == 1:
+                self._before, self._after, self._same_told = data[:start], data[end:], told
+                self._around = len(self._before) + len(self._after)
+            return
+
+    def _take_usage(self, usage: Usage) -> None:
+        if usage.completion_tokens is not None:
+            self._num_output = usage.completion_tokens
+        if usage.prompt_tokens is not None:
+            self._num_input = usage.prompt_tokens
+        self._num_cached = usage.num_cached_tokens
+
+    def _counted(self) -> tuple[tuple[int, ...], tuple[int, ...], str, bool]:
+        """(arrivals, counts, by whom they were counted, whether they contradict the total)."""
+        times, told, total = self._times, self._told, self._num_output
         if not times:
-            return (), "frames", False
-        if all(told is not None for _, told, _ in self._frames):
-            counts, source = [told or 0 for _, told, _ in self._frames], "server"
-        elif all(so_far is not None for _, _, so_far in self._frames):
-            seen = [so_far or 0 for _, _, so_far in self._frames]
+            return (), (), "frames", False
+        if None not in told:
+            counts, source = [n or 0 for n in told], "server"
+        elif None not in self._so_far:
+            seen = [n or 0 for n in self._so_far]
             counts, source = [b - a for a, b in zip([0, *seen], seen, strict=False)], "usage"
         else:
             counts, source = _spread(len(times) if total is None else total, len(times)), "frames"
         mismatch = total is not None and abs(sum(counts) - total) > 1
-        kept = tuple(Chunk(t, n) for t, n in zip(times, counts, strict=True) if n > 0)
-        return kept, source, mismatch
-
-
-def _count(values: dict[str, Any], name: str) -> int | None:
-    """Raises ValueError for what is there and is no count: it must not reach a sum or a record."""
-    value = values.get(name)
-    if value is None or (type(value) is int and 0 <= value <= _MAX_COUNT):
-        return value
-    raise ValueError(f"{name} is no count: {value!r}")
-
-
-def _milliseconds(value: Any) -> float:
-    """Raises ValueError for what is no duration."""
-    if type(value) in (int, float) and 0 <= value < math.inf:
-        return float(value)
-    raise ValueError(f"no duration: {value!r}")
+        if min(counts) <= 0:
+            kept = [(t, n) for t, n in zip(times, counts, strict=True) if n > 0]
+            return tuple(t for t, _ in kept), tuple(n for _, n in kept), source, mismatch
+        return tuple(times), tuple(counts), source, mismatch
 
 
 def _spread(total: int, num_frames: int) -> list[int]:
     """`total` tokens over frames as evenly as whole tokens allow, at least one each while there are enough."""
     each, rest = divmod(total, num_frames)
-    return [each + (i >= num_frames - rest) for i in range(num_frames)]
-
-
-def _content(choice: dict[str, Any]) -> tuple[bool, bool, str]:
-    """(whether the frame holds output, whether some of it is the answer, its text)."""
-    delta = choice.get("delta")
-    if not isinstance(delta, dict):
-        found = choice.get("text")
-        text = found if isinstance(found, str) else ""
-        return bool(text), bool(text), text
-    content = delta.get("content")
-    if len(delta) == 1 and isinstance(content, str):
-        return bool(content), bool(content), content
-    texts = {name: delta[name] for name in _TEXT_FIELDS if isinstance(delta.get(name), str) and delta[name]}
-    has_output = bool(texts) or bool(delta.get("tool_calls")) or bool(delta.get("function_call"))
-    return has_output, "content" in texts, "".join(texts.values())
+    return [each] * (num_frames - rest) + [each + 1] * rest

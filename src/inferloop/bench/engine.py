@@ -1,0 +1,276 @@
+"""The loop that sends: it does what the agenda says, at the instant it says, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from inferloop.bench.agenda import Agenda
+from inferloop.bench.client.connection import Connection
+from inferloop.bench.client.endpoint import Endpoint
+from inferloop.bench.client.head import HeadWriter
+from inferloop.bench.client.pool import Pool
+from inferloop.bench.client.timer import make_timer
+from inferloop.bench.exchange import CUT_OFF, Exchange, Outcome
+from inferloop.bench.window import DriveOptions, SenderStats, Stop
+from inferloop.core.units import NS_PER_MS, NS_PER_S
+
+_TICK_NS = 10 * NS_PER_MS
+_AT_START_NS = NS_PER_MS
+
+
+class Item(msgspec.Struct, array_like=True, gc=False):
+    """A request of a sender's share. `position` is its place in the whole plan; the rest as in TimedRequest."""
+
+    position: int
+    index: int
+    at_s: float
+    after: int | None
+    session: int | None
+    path: str
+    body: bytes
+
+
+class EngineReport(msgspec.Struct, array_like=True):
+    """What a sender tells at the end of a window. `spans`: first send and last end; `in_flight_ns`: the integral over
+    time of its gauge of requests in flight."""
+
+    stats: SenderStats
+    num_started: int
+    num_forgone: int
+    num_dropped_turns: int
+    num_capped: int
+    stalls: list[tuple[int, int, int]]
+    in_flight_ns: int
+    first_send_ns: int | None
+    last_end_ns: int
+
+
+class Engine:
+    """One window of one sender. `deliver` gets each outcome, `tick` is called about every 10 ms."""
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        endpoint: Endpoint,
+        options: DriveOptions,
+        id_base: int,
+        *,
+        deliver: Callable[[Outcome], None],
+        tick: Callable[[], None] | None = None,
+    ) -> None:
+        """Raises UsageError for a plan that cannot be followed, or an endpoint that cannot be spoken to."""
+        self._items, self._options = items, options
+        self._deliver, self._on_tick = deliver, tick
+        self._head = HeadWriter(endpoint, id_base)
+        self._pool = Pool(endpoint, max_connections=options.max_connections)
+        self._agenda = Agenda(
+            items,
+            max_catch_up_ns=round(options.max_catch_up_ms * NS_PER_MS),
+            max_in_flight=options.max_in_flight,
+        )
+        self._now_ns = time.monotonic_ns
+        self._in_flight: dict[Exchange, None] = {}  # in the order of their sends
+        self._sending, self._pumping = True, False
+        self._armed_ns: int | None = None
+        self._num_started = self._num_stale = self._num_bytes_sent = 0
+        self._gauge_ns = self._integral = 0
+        self._first_send_ns: int | None = None
+        self._lags, self._errors = array("q"), array("q")
+
+    async def prepare(self) -> None:
+        """Open connections: as many as asked for, but no more than requests can be in flight, and enough for those
+        that are due at the start."""
+        heads = [item.at_s for item in self._items if item.after is None]
+        at_start = sum(at_s * NS_PER_S <= _AT_START_NS for at_s in heads)
+        count = min(len(heads), max(self._options.num_connections, at_start))
+        await self._pool.open(min(count, self._options.max_in_flight or count))
+
+    async def run(self, start_ns: int) -> EngineReport:
+        """Send from `start_ns` on and wait for the answers. Cancelling it censors what is in flight."""
+        loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = loop.create_future()
+        num_before = self._pool.num_late
+        with quiet_collector():
+            self._start_ns = self._quiet_ns = start_ns
+            budget_s = self._options.budget_s
+            self._end_ns = None if budget_s is None else start_ns + round(budget_s * NS_PER_S)
+            self._timer, self._ticker = make_timer(loop, self._woken), make_timer(loop, self._ticked)
+            self._next_tick_ns = max(start_ns, self._now_ns()) + _TICK_NS
+            self._ticker.arm(self._next_tick_ns)
+            cpu_ns = time.process_time_ns()
+            try:
+                if self._items:
+                    self._arm()
+                    await self._over
+            finally:
+                self.stop("cut")
+                self._timer.close()
+                self._ticker.close()
+                cpu_ns = time.process_time_ns() - cpu_ns
+                window_ns = self._now_ns() - start_ns
+                await self._pool.close()
+        pool, agenda = self._pool, self._agenda
+        stats = SenderStats(
+            pid=os.getpid(),
+            window_s=window_ns / NS_PER_S,
+            cpu_s=cpu_ns / NS_PER_S,
+            num_connections=pool.num_opened,
+            num_late_connections=pool.num_late - num_before,
+            num_pool_waits=pool.num_waits,
+            num_stale_retries=self._num_stale,
+            num_bytes_sent=self._num_bytes_sent,
+            num_bytes_received=pool.num_bytes_received,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            loop_lags_ns=tuple(self._lags),
+            timer_errors_ns=tuple(self._errors),
+        )
+        return EngineReport(
+            stats,
+            self._num_started,
+            agenda.num_forgone,
+            agenda.num_dropped_turns,
+            agenda.num_capped,
+            [(start_ns + s.t_ns, s.late_ns, s.num_forgone) for s in agenda.stalls],
+            self._integral,
+            self._first_send_ns,
+            self._gauge_ns,
+        )
+
+    def stop(self, how: Stop) -> None:
+        """End the window early."""
+        if self._sending:
+            self._sending = False
+            self._quiet_ns = self._now_ns()
+        if how == "cut":
+            for exchange in list(self._in_flight):
+                exchange.fail(*CUT_OFF)
+        self._check_over()
+
+    def _woken(self) -> None:
+        if self._armed_ns is not None:
+            self._errors.append(max(0, self._now_ns() - self._armed_ns))
+            self._armed_ns = None
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send all that is due, and sleep until more is."""
+        if self._pumping:
+            return
+        self._pumping = True
+        while self._sending:
+            now_ns = self._now_ns()
+            if self._end_ns is not None and now_ns >= self._end_ns:
+                self.stop("drain")
+                break
+            due = self._agenda.due(now_ns - self._start_ns, len(self._in_flight))
+            if not due:
+                break
+            for position, intended in due:
+                self._start(position, None if intended is None else self._start_ns + intended)
+        self._pumping = False
+        self._arm()
+
+    def _arm(self) -> None:
+        wake = self._agenda.next_wake_ns if self._sending else None
+        wake_ns = None if wake is None else self._start_ns + wake
+        if wake_ns != self._armed_ns:
+            self._timer.arm(wake_ns)
+            self._armed_ns = wake_ns
+
+    def _start(self, place: int, t_intended_ns: int | None) -> None:
+        item = self._items[place]
+        payload = self._head.write(item.position, item.path, item.body)
+        item.body = b""  # a long prompt is kept no longer than it is needed
+        self._num_bytes_sent += len(payload)
+        self._num_started += 1
+        exchange = Exchange(
+            *(place, item.position, payload, t_intended_ns),
+            now_ns=self._now_ns,
+            ended=self._ended,
+            retry=self._send_again,
+        )
+        now_ns = exchange.t_begin_ns
+        if self._first_send_ns is None:
+            self._first_send_ns = self._gauge_ns = now_ns
+        self._integral += len(self._in_flight) * (now_ns - self._gauge_ns)
+        self._gauge_ns = self._quiet_ns = now_ns
+        self._in_flight[exchange] = None
+        connection = self._pool.take()
+        if connection is not None:
+            exchange.start(connection)
+        else:
+            if self._pool.has_room:
+                exchange.start(None)
+            self._pool.open_for(partial(self._connected, exchange))
+
+    def _connected(self, exchange: Exchange, connection: Connection | None, error: str, detail: str) -> None:
+        if exchange.done:
+            if connection is not None:
+                self._pool.free(connection)
+        elif connection is None:
+            exchange.fail(error, detail)
+        else:
+            exchange.start(connection)
+
+    def _send_again(self, exchange: Exchange) -> None:
+        self._num_stale += 1
+        self._pool.open_for(partial(self._connected, exchange))
+
+    def _ended(self, exchange: Exchange, outcome: Outcome) -> None:
+        now_ns = self._now_ns()
+        self._integral += len(self._in_flight) * (now_ns - self._gauge_ns)
+        self._gauge_ns = now_ns
+        del self._in_flight[exchange]
+        changed = self._agenda.ended(
+            exchange.place, outcome.t_end_ns - self._start_ns, failed=outcome.error is not None
+        )
+        self._deliver(outcome)
+        if changed:
+            self._pump()
+        self._check_over()
+
+    def _check_over(self) -> None:
+        if not self._in_flight and (not self._sending or self._agenda.finished) and not self._over.done():
+            self._over.set_result(None)
+
+    def _ticked(self) -> None:
+        """What need not be exact: time-outs, the budget, the cut-off. How late it comes tells how busy the loop is."""
+        now_ns = self._now_ns()
+        self._lags.append(max(0, now_ns - self._next_tick_ns))
+        self._next_tick_ns = max(self._next_tick_ns + _TICK_NS, now_ns)
+        self._ticker.arm(self._next_tick_ns)
+        oldest_ns = now_ns - round(self._options.request_timeout_s * NS_PER_S)
+        while self._in_flight and (exchange := next(iter(self._in_flight))).t_begin_ns <= oldest_ns:
+            exchange.fail("timeout", f"not complete within {self._options.request_timeout_s:g} s")
+        if self._sending and self._end_ns is not None and now_ns >= self._end_ns:
+            self.stop("drain")
+        nothing_due = not self._sending or self._agenda.next_wake_ns is None
+        if nothing_due and now_ns - self._quiet_ns >= self._options.cut_off_s * NS_PER_S:
+            self.stop("cut")
+        if self._on_tick is not None:
+            self._on_tick()
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Garbage collection pauses of hundreds of milliseconds would show as the server's: none inside the window."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,168 @@
+"""One request and its answer: stamps, token counts, and one error class whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from inferloop.bench.client.connection import Connection
+from inferloop.bench.plain import PlainReader
+from inferloop.bench.stream import StreamReader, StreamResult
+from inferloop.measure.samples import CENSORED
+
+_MAX_EXCERPT = 300
+_ENDED_BY_ITSELF = (None, "empty_stream", "truncated")
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What became of the request at `position` of the plan. All times are monotonic ns.
+
+    `stream` is None when no answer began. `detail` is for people; the class is in `error`.
+    """
+
+    position: int
+    t_intended_ns: int | None
+    t_send_ns: int
+    t_headers_ns: int | None
+    t_end_ns: int
+    error: str | None
+    detail: str | None
+    replica: str | None
+    stream: StreamResult | None
+
+
+class Reader(Protocol):
+    """Makes sense of an answer's body."""
+
+    def feed(self, t_ns: int, piece: bytes) -> None: ...
+    def finish(self, *, cut: bool = False) -> StreamResult: ...
+
+
+class Exchange:
+    """The receiver of one answer. `ended(exchange, outcome)` is called once, whatever happens."""
+
+    __slots__ = (
+        *(
+            "place",
+            "position",
+            "payload",
+            "t_begin_ns",
+            "t_intended_ns",
+            "t_send_ns",
+            "_connection",
+            "_reader",
+            "_ended",
+            "_retry",
+            "_now_ns",
+        ),
+        *("_status", "_t_headers_ns", "_t_last_ns", "_replica", "_excerpt", "done", "_sent_again"),
+    )
+
+    def __init__(
+        self,
+        place: int,
+        position: int,
+        payload: bytes,
+        t_intended_ns: int | None,
+        *,
+        now_ns: Callable[[], int],
+        ended: Callable[[Exchange, Outcome], None],
+        retry: Callable[[Exchange], None],
+    ) -> None:
+        """`place` is that in its sender's share. `retry` is asked for another connection, once, when an idle one turns
+        out to be dead."""
+        self.place, self.position = place, position
+        self.payload, self.t_intended_ns = payload, t_intended_ns
+        self._now_ns, self._ended, self._retry = now_ns, ended, retry
+        self.t_begin_ns = now_ns()
+        self.t_send_ns = self._t_last_ns = self._status = 0
+        self._t_headers_ns: int | None = None
+        self._connection: Connection | None = None
+        self._reader: Reader | None = None
+        self._replica: str | None = None
+        self._excerpt = b""
+        self.done = self._sent_again = False
+
+    def start(self, connection: Connection | None) -> None:
+        """Send it now; without a connection yet, what it costs to open one counts as the server's."""
+        if not self.t_send_ns:
+            self.t_send_ns = self._now_ns()
+        if connection is not None:
+            self._connection = connection
+            connection.send(self, self.payload)
+
+    def fail(self, error: str, detail: str) -> None:
+        """End it without an answer."""
+        if self.done:
+            return
+        if self._connection is not None:
+            self._connection.forget()
+        if not self.t_send_ns:
+            self.t_send_ns = self._now_ns()
+        self._close(error, detail, cut=True)
+
+    # Receiver
+    def head(self, t_ns: int, status: int, headers: dict[bytes, bytes]) -> None:
+        self._status, self._t_headers_ns = status, t_ns
+        replica = headers.get(b"x-inferloop-replica")
+        if replica is not None:
+            self._replica = replica.decode("latin-1")
+        if status == 200:
+            self._reader = PlainReader() if b"json" in headers.get(b"content-type", b"") else StreamReader()
+
+    def body(self, t_ns: int, data: bytes) -> None:
+        self._t_last_ns = t_ns
+        if self._reader is not None:
+            self._reader.feed(t_ns, data)
+        elif len(self._excerpt) < _MAX_EXCERPT:
+            self._excerpt += data[:_MAX_EXCERPT]
+
+    def end(self, t_ns: int, problem: str | None, detail: str) -> None:
+        self._connection = None
+        if problem == "stale" and not self._sent_again:
+            self._sent_again = True
+            self._retry(self)
+            return
+        self._t_last_ns = max(self._t_last_ns, t_ns)
+        if problem is None and self._status != 200:
+            text = self._excerpt[:_MAX_EXCERPT].decode(errors="replace")
+            self._close(status_class(self._status), f"HTTP {self._status}: {text}", cut=False)
+        elif problem is None:
+            self._close(None, None, cut=False)
+        else:
+            self._close("truncated" if problem == "stale" else problem, detail, cut=True)
+
+    def _close(self, error: str | None, detail: str | None, *, cut: bool) -> None:
+        self.done = True
+        stream = None if self._reader is None else self._reader.finish(cut=cut)
+        if error is None and stream is not None:
+            error = stream.error
+        t_end_ns = self._t_last_ns if error in _ENDED_BY_ITSELF and self._t_last_ns else self._now_ns()
+        outcome = Outcome(
+            self.position,
+            self.t_intended_ns,
+            self.t_send_ns,
+            self._t_headers_ns,
+            t_end_ns,
+            error,
+            detail,
+            self._replica,
+            stream,
+        )
+        self._reader = None
+        self.payload = b""
+        self._ended(self, outcome)
+
+
+def status_class(status: int) -> str:
+    """The error class of an HTTP status that is not 200."""
+    if status == 429:
+        return "http_429"
+    if 400 <= status < 500:
+        return "http_4xx"
+    return "http_5xx" if status >= 500 else "protocol"
+
+
+CUT_OFF = (CENSORED, "unfinished at the cut-off")

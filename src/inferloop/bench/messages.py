@@ -1,0 +1,92 @@
+"""What the calling process and a sender tell each other: MessagePack messages, each behind its length."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from inferloop.bench.engine import EngineReport, Item
+from inferloop.bench.exchange import Outcome
+from inferloop.bench.window import DriveOptions, Stop
+
+_LENGTH = struct.Struct(">I")
+
+
+class Job(msgspec.Struct, tag="job"):
+    """To a sender, first of all. Its options are its share of the window's. The key travels here, never in arguments
+    that others can read."""
+
+    url: str
+    api_key: str | None
+    ca_file: str | None
+    insecure: bool
+    options: DriveOptions
+    core: int | None
+    id_base: bytes
+    items: list[Item]
+
+
+class Start(msgspec.Struct, tag="start"):
+    """To a sender that is ready: when the window begins, by the clock that all share."""
+
+    start_ns: int
+
+
+class Halt(msgspec.Struct, tag="halt"):
+    how: Stop
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """From a sender whose connections are open."""
+
+
+class Ended(msgspec.Struct, tag="ended"):
+    outcome: Outcome
+
+
+class Refused(msgspec.Struct, tag="refused"):
+    """From a sender that cannot use its job: the user's mistake, in words."""
+
+    text: str
+
+
+class Report(msgspec.Struct, tag="report"):
+    """From a sender, last of all."""
+
+    report: EngineReport
+
+
+ToSender = Job | Start | Halt
+FromSender = Ready | Ended | Refused | Report
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_sender = msgspec.msgpack.Decoder(ToSender).decode
+decode_from_sender = msgspec.msgpack.Decoder(FromSender).decode
+
+
+def framed(message: ToSender | FromSender) -> bytes:
+    data = encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+class Frames:
+    """Takes bytes as they come and gives back whole messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[memoryview]:
+        """Each is valid until the next is asked for."""
+        self._buffer += data
+        start = 0
+        with memoryview(self._buffer) as view:
+            while len(view) - start >= _LENGTH.size:
+                end = start + _LENGTH.size + _LENGTH.unpack_from(view, start)[0]
+                if end > len(view):
+                    break
+                with view[start + _LENGTH.size : end] as message:
+                    yield message
+                start = end
+        del self._buffer[:start]

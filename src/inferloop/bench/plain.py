@@ -1,0 +1,56 @@
+"""An answer that was not streamed: all its tokens come with its last byte."""
+
+from __future__ import annotations
+
+import msgspec
+
+from inferloop.bench.frames import decode_frame
+from inferloop.bench.stream import StreamResult
+
+
+class PlainReader:
+    """The same face as `StreamReader`. The tokens are those of `usage`, or one when the server does not count."""
+
+    __slots__ = ("_pieces", "_t_last_ns")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._t_last_ns = 0
+
+    def feed(self, t_ns: int, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._t_last_ns = t_ns
+
+    def finish(self, *, cut: bool = False) -> StreamResult:
+        """`cut` says that the body ended before its framing said so."""
+        if cut:
+            return _failed("truncated")
+        try:
+            answer = decode_frame(b"".join(self._pieces))
+        except (msgspec.DecodeError, RecursionError):
+            return _failed("protocol")
+        if answer.error is not None or not answer.choices:
+            return _failed("protocol")
+        has_output, is_answer, text = answer.choices[0].content()
+        usage, timings = answer.usage, answer.inferloop
+        total = None if usage is None else usage.completion_tokens
+        count = int(has_output) if total is None else total
+        queue_ms = timings.queue_ms if timings is not None else None
+        return StreamResult(
+            None if count else "empty_stream",
+            (self._t_last_ns,) if count else (),
+            (count,) if count else (),
+            None if usage is None else usage.prompt_tokens,
+            count,
+            0 if usage is None else usage.num_cached_tokens,
+            answer.choices[0].finish_reason,
+            queue_ms if isinstance(queue_ms, float) else None,
+            self._t_last_ns if is_answer else None,
+            "frames" if total is None else "usage",
+            False,
+            text,
+        )
+
+
+def _failed(error: str) -> StreamResult:
+    return StreamResult(error, (), (), None, 0, 0, None, None, None, "frames", False)
