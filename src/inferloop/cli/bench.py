@@ -128,9 +128,13 @@ class _Bars:
 
 def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
     """The frontier, the verdict per objective, the sizing, and where it all lies."""
-    from inferloop.cli.tables import coloured, frontier_table, slo_table
+    from inferloop.cli.tables import coloured, frontier_table, response_table, slo_table
 
     stdout.print(frontier_table(result.points))
+    responses = response_table(result.points)
+    if responses is not None:
+        stdout.print()
+        stdout.print(responses)
     if result.judged is not None:
         stdout.print()
         stdout.print(slo_table(result.judged))

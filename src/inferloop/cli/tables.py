@@ -48,6 +48,43 @@ def frontier_table(points: Sequence[BenchPoint]) -> Table:
     return table
 
 
+def response_table(points: Sequence[BenchPoint]) -> Table | None:
+    """What users of an open system meet, beside what the frontier tells of the service alone: latencies from the
+    intended instant, first answers, chunks, goodput. None without an open load level."""
+    opened = [p for p in points if p.mode == "open"]
+    if not opened:
+        return None
+    table = _table("As users met it (ms from the intended instant; goodput is of what was offered)")
+    table.padding = (0, 2 if stdout.width >= _ROOMY else 1, 0, 0)
+    for name in (
+        "point",
+        "TTFT p50",
+        "p95",
+        "answer p95",
+        "TTLT p95",
+        "ICL p95",
+        "ITL p95",
+        "tok /chunk",
+        "good",
+        "good /s",
+    ):
+        table.add_column(name.replace(" ", "\n"), justify="left" if name == "point" else "right")
+    for p in opened:
+        s = p.summary
+        table.add_row(
+            p.name,
+            *_latency(s.response_ttft_ms, "p50", "p95"),
+            *_latency(s.response_ttfat_ms, "p95"),
+            *_latency(s.response_ttlt_ms, "p95"),
+            *_latency(s.icl_ms, "p95"),
+            *_latency(s.itl_ms, "p95"),
+            _number(s.tokens_per_chunk),
+            "-" if p.slo.goodput is None else f"{p.slo.goodput:.1%}",
+            _number(p.slo.goodput_qps),
+        )
+    return table
+
+
 def slo_table(point: BenchPoint) -> Table:
     """One row per objective of the judged point, and one for the error rate when it is declared."""
     slo = point.slo
@@ -81,8 +118,8 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _latency(latency: Latency, *names: str) -> list[str]:
-    return [_number(getattr(latency, name)) for name in names]
+def _latency(latency: Latency | None, *names: str) -> list[str]:
+    return [_number(None if latency is None else getattr(latency, name)) for name in names]
 
 
 def _rest(reason: str) -> str:

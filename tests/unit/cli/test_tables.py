@@ -54,3 +54,24 @@ def test_a_slow_and_busy_frontier_is_shown_whole(monkeypatch: pytest.MonkeyPatch
         "100.0%",
         "inconclusive",
     ]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_users_latencies_and_goodput_are_shown_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    monkeypatch.setattr(tables, "stdout", console)
+    point = slow_point("sweep-10")
+    s = point.summary
+    late = replace(s.ttft_ms, p50=2140.0, p95=22345.0)
+    summary = replace(s, response_ttft_ms=late, response_ttfat_ms=late, response_ttlt_ms=s.ttlt_ms, icl_ms=s.tpot_ms,
+                      itl_ms=replace(s.itl_ms, p95=422.2), tokens_per_chunk=4.0)  # fmt: skip
+    slo = replace(point.slo, goodput=0.234, goodput_qps=288.9)
+    table = tables.response_table([replace(point, summary=summary, slo=slo), replace(point, mode="serial")])
+    assert table is not None
+    console.print(table)
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in told and "e+" not in told
+    assert told.splitlines()[-1].split() == [
+        "sweep-10", "2140", "22345", "22345", "37540", "1689", "422", "4", "23.4%", "289"
+    ]  # fmt: skip
+    assert tables.response_table([replace(point, mode="burst")]) is None

@@ -312,3 +312,16 @@ def test_request_tables_from_before_sessions_are_read(tmp_path: Path) -> None:
     old = replace(TIMING, t_first_answer_ns=None, empty_frames_ns=(), session=None, turn=None, num_turns=None)
     assert read_parquet(tmp_path / "requests.parquet") == [RequestRow("serial", False, old)]
     assert from_json_line(json.dumps(line).encode()) == RequestRow("serial", False, old)
+
+
+def test_rows_without_chunks_and_no_rows_at_all_survive_parquet(tmp_path: Path) -> None:
+    empty = RequestRow("p", True, replace(TIMING, chunks=(), error="empty_stream"))
+    rows = [
+        empty,
+        RequestRow("p", False, TIMING),
+        empty,
+        RequestRow("q", False, replace(TIMING, chunks=(Chunk(7, 2),))),
+    ]
+    for written in (rows, [empty], []):
+        (tmp_path / "r.parquet").write_bytes(to_parquet(written))
+        assert read_parquet(tmp_path / "r.parquet") == written
