@@ -9,15 +9,21 @@ multiplying. Then the engine runs each point, alone in this process: decoding at
 compute (core/step_cost, plan/roofline), at the bandwidth of the same round and the same working set. Printed are
 medians over the rounds, of the median step of a decode and of all steps of a prompt together.
 
-`attainable`: part after part, each as fast as memory or arithmetic lets it; `overlap`: all traffic behind all
-arithmetic. `share`: attainable over measured. `cycle`: with the host's work between two steps, and its share.
---parts adds where the time goes: each part's attainable milliseconds beside those of the runner's own phases.
+`memory`: weights and KV once, at that bandwidth. `compute`: all operations at the peak of their kind. `of format`: the
+same where scales of groups go through the units that multiply: 8 products of 32 inputs, and 2 to 6 instructions for
+what they are worth. Memory and arithmetic work at the same time, so the longer of the two is a bound, not their sum:
+`roof` is the share of the measured step that the longer of memory and compute is, which nobody passes; `attainable`
+that of the longer of memory and `of format`, which no kernel for these weights passes. `in turn` lets no part's traffic
+hide behind another part's arithmetic, and counts activations in the caches, too: what is above it was won by fetching
+ahead. `cycle`: with the host's work between two steps, and the share attainable of it.
+--parts adds where the time goes: each part's attainable milliseconds (in turn) beside those of the runner's own phases.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import time
@@ -36,6 +42,7 @@ from inferloop.engine.compute.native import _native
 from inferloop.engine.compute.native.config import Isa, KvFormat, NativeConfig, Weights
 from inferloop.engine.compute.native.hardware import measure
 from inferloop.engine.compute.native.pack import pack_model
+from inferloop.engine.compute.native.packed import GROUP, PackedMatrix
 from inferloop.engine.compute.native.runner import BLOCK_SIZE, NativeRunner
 from inferloop.engine.compute.native.weigh import multiplied_in, weight_bytes
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
@@ -58,6 +65,20 @@ PHASES = {
     "embedding": ("move", "embed"),
 }
 """Part of a step's cost -> the runner's phases that it is spent in."""
+
+
+def dots_share(matrices: Mapping[str, PackedMatrix], kind: str) -> float:
+    """How much of the peak of products the matrices of a kind ("qkv", ..., "embed") leave: of the instructions that
+    need a multiplier, those that are products. For every 32 inputs of a tile 8 are; each scale takes a multiplication
+    by that of the activations and one that is added to the sum, a min one more. Of 512-bit VNNI only: AMX has
+    multipliers of its own."""
+    weights, spent = 0, 0.0
+    for name, matrix in matrices.items():
+        if name.rpartition(".")[2] == kind:
+            others = GROUP // matrix.group * (2 + matrix.has_min) if matrix.format == "group" else 0
+            weights += matrix.n * matrix.k
+            spent += matrix.n * matrix.k * (8 + others) / 8
+    return weights / spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +129,8 @@ class Model:
     products: OpKind
     kv_bytes_per_token: float
     attention: OpKind
+    dots: Mapping[str, float]
+    """Part -> dots_share; 1 for a part that is not there."""
 
     def cost(self, load: StepLoad) -> StepCost:
         window = self.header.sliding_window
@@ -115,6 +138,13 @@ class Model:
 
     def attainable(self, load: StepLoad, roofs: Roofs) -> Attainable:
         return attainable(self.cost(load), roofs, products=self.products, attention=self.attention)
+
+    def of_format_s(self, best: Attainable) -> float:
+        """Of all operations, scales included."""
+        return math.fsum(part.compute_s / self.dots.get(part.name, 1.0) for part in best.parts)
+
+    def in_turn_s(self, best: Attainable) -> float:
+        return math.fsum(max(p.memory_s, p.compute_s / self.dots.get(p.name, 1.0)) for p in best.parts)
 
 
 class Point(Workload):
@@ -145,8 +175,10 @@ class Row:
     num_bytes: float
     ops: float
     bytes_per_s: float
-    attainable: float
-    overlap: float
+    memory: float
+    compute: float
+    of_format: float
+    in_turn: float
     measured: float
     cycle: float
     """From the end of one step to that of the next; 0 for prompts, which have no such step."""
@@ -154,12 +186,20 @@ class Row:
     """Attainable, measured, bound."""
 
     @property
+    def roof_share(self) -> float:
+        return max(self.memory, self.compute) / self.measured
+
+    @property
     def share(self) -> float:
-        return self.attainable / self.measured
+        return max(self.memory, self.of_format) / self.measured
+
+    @property
+    def in_turn_share(self) -> float:
+        return self.in_turn / self.measured
 
     @property
     def cycle_share(self) -> float:
-        return self.attainable / self.cycle if self.cycle else 0.0
+        return max(self.memory, self.of_format) / self.cycle if self.cycle else 0.0
 
 
 def row_of(point: Point, steps: Sequence[Step], model: Model, roofs: Roofs) -> Row:
@@ -170,17 +210,28 @@ def row_of(point: Point, steps: Sequence[Step], model: Model, roofs: Roofs) -> R
     for name, phases in PHASES.items():
         each = [next(part for part in one.parts if part.name == name) for one in best]
         spent = [step.seconds * sum(step.phases[phase] for phase in phases) / step.ticks for step in steps]
-        parts[name] = (together(p.seconds for p in each) * 1e3, together(spent) * 1e3, each[0].bound)
+        dots = model.dots.get(name, 1.0)
+        attained = together(max(p.memory_s, p.compute_s / dots) for p in each)
+        parts[name] = (attained * 1e3, together(spent) * 1e3, each[0].bound)
     return Row(
         num_bytes=together(cost.memory_bytes for cost in costs),
         ops=together(cost.ops for cost in costs),
         bytes_per_s=statistics.median(roofs.read.at(cost.memory_bytes) for cost in costs),
-        attainable=together(one.in_turn_s for one in best) * 1e3,
-        overlap=together(one.overlapped_s for one in best) * 1e3,
+        memory=together(cost.memory_bytes / roofs.read.at(cost.memory_bytes) for cost in costs) * 1e3,
+        compute=together(math.fsum(part.compute_s for part in one.parts) for one in best) * 1e3,
+        of_format=together(map(model.of_format_s, best)) * 1e3,
+        in_turn=together(map(model.in_turn_s, best)) * 1e3,
         measured=together(step.seconds for step in steps) * 1e3,
         cycle=0.0 if point.output == 1 else together(step.cycle_s for step in steps[1:]) * 1e3,
         parts=parts,
     )
+
+
+def shares_of(matrices: Mapping[str, PackedMatrix]) -> dict[str, float]:
+    kinds = {part: part for part in ("qkv", "out", "gate_up", "down")} | {
+        "head": "head" if "head" in matrices else "embed"
+    }
+    return {part: dots_share(matrices, kind) for part, kind in kinds.items()}
 
 
 def main() -> None:
@@ -213,6 +264,7 @@ def main() -> None:
         multiplied_in(packed.matrices),
         runner.info.block_bytes / BLOCK_SIZE,
         "int8" if options.kv == "int8" else "bf16",
+        shares_of(packed.matrices) if "+avx512" in runner.info.revision else {},
     )
     timed = TimedRunner(runner)
     bench = Bench(timed, EngineConfig(max_step_tokens=options.budget, max_sequences=max(p.streams for p in points)))
@@ -238,24 +290,27 @@ def main() -> None:
         f"\nlast round, {options.threads} threads, Gop/s: {peaks}; others had up to {max(others):.0%} of the processors"
     )
     print(runner.info.dtype, runner.info.revision)
-    middle = {name: {c: round(_median(found, c), 3) for c in ("measured", "share")} for name, found in rows.items()}
+    middle = {
+        name: {c: round(_median(found, c), 3) for c in ("measured", "share", "roof_share")}
+        for name, found in rows.items()
+    }
     print(json.dumps(middle))
 
 
 def report(rows: Mapping[str, Sequence[Row]], parts: bool) -> None:
-    columns = ("MB", "Gop", "GB/s", "attainable", "overlap", "measured", "share", "cycle", "share")
-    print(f"{'ms':12}" + "".join(f"{name:>12}" for name in columns))
+    columns = ("MB", "Gop", "GB/s", "memory", "compute", "of format", "measured", "roof", "attainable", "in turn")
+    print(f"{'ms':12}" + "".join(f"{name:>11}" for name in (*columns, "cycle", "attainable")))
     for name, found in rows.items():
         cells = (
             f"{_median(found, 'num_bytes') / 1e6:.1f}",
             f"{_median(found, 'ops') / 1e9:.2f}",
             f"{_median(found, 'bytes_per_s') / 1e9:.1f}",
-            *(f"{_median(found, column):.2f}" for column in ("attainable", "overlap", "measured")),
-            f"{_median(found, 'share'):.1%}",
+            *(f"{_median(found, column):.2f}" for column in ("memory", "compute", "of_format", "measured")),
+            *(f"{_median(found, column):.1%}" for column in ("roof_share", "share", "in_turn_share")),
             f"{_median(found, 'cycle'):.2f}" if found[0].cycle else "",
             f"{_median(found, 'cycle_share'):.1%}" if found[0].cycle else "",
         )
-        print(f"{name:12}" + "".join(f"{cell:>12}" for cell in cells))
+        print(f"{name:12}" + "".join(f"{cell:>11}" for cell in cells))
     for name, found in rows.items() if parts else ():
         print(f"\n{name:12}{'attainable':>12}{'measured':>12}   bound")
         for part in PHASES:
