@@ -19,6 +19,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from inferloop.core.errors import PortInUseError
+from inferloop.serve.asgi import Outermost
 from inferloop.serve.replica import Replica
 
 
@@ -48,7 +49,7 @@ def _port_error(host: str, port: int, error: OSError) -> PortInUseError:
 
 def _config(app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
+        Outermost(app),
         http="httptools",
         ws="none",
         loop="none",
