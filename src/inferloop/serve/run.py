@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from inferloop.core.errors import PortInUseError
 from inferloop.serve.asgi import Outermost
+from inferloop.serve.http import HttpProtocol
 from inferloop.serve.replica import Replica
 
 
@@ -50,7 +51,7 @@ def _port_error(host: str, port: int, error: OSError) -> PortInUseError:
 def _config(app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
         Outermost(app),
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         loop="none",
         lifespan="on",
