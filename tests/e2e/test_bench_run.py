@@ -8,18 +8,30 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from inferloop.backends.protocols import LaunchSpec
 from inferloop.bench.render import RenderOptions
+from inferloop.bench.result import BenchResult
 from inferloop.bench.search import BenchOptions, BenchProgress, run_bench
-from inferloop.contract.workload import Arrivals, Contract, Distribution, ModelRef, Rate, Traffic, TrafficClass
+from inferloop.contract.workload import (
+    Arrivals,
+    Contract,
+    Distribution,
+    ModelRef,
+    Rate,
+    TraceSource,
+    Traffic,
+    TrafficClass,
+)
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.slo import Objective, Slo
 from inferloop.fleet.act.process import ReplicaProcess
-from inferloop.records.run import RunWriter, open_run
+from inferloop.measure.timing import RequestTiming
+from inferloop.records.run import RunRecord, RunWriter, open_run
 
 INPUT = Distribution(((0.5, 60.0), (0.95, 90.0)))
 OUTPUT = Distribution(((0.5, 4.0), (0.95, 8.0)))
@@ -172,3 +184,63 @@ async def test_a_target_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_the_body_is_for_the_right_path() -> None:
     assert RenderOptions("m").path == "/v1/chat/completions"
     assert RenderOptions("m", as_token_ids=True).path == "/v1/completions"
+
+
+async def run_with(tmp_path: Path, shaped: Contract, options: BenchOptions = FAST) -> tuple[BenchResult, RunRecord]:
+    async with scripted(tmp_path, "ttft_ms=5", "tpot_ms=1", "max_concurrency=16") as url:
+        with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
+            result = await run_bench(shaped, url, None, None, options, writer)
+            writer.finish(result.as_summary())
+    return result, open_run(writer.path)
+
+
+async def test_a_trace_is_one_point_with_its_own_times_and_lengths(tmp_path: Path) -> None:
+    rows = [(i * 20, 300 + i, 2 + i % 5, [1, 2] if i % 2 else [1]) for i in range(150)]
+    lines = [{"timestamp": t, "input_length": n, "output_length": m, "hash_ids": ids} for t, n, m, ids in rows]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flow = contract(peak=40.0).traffic
+    source = TraceSource("trace.jsonl", str(tmp_path / "trace.jsonl"), time_scale=0.5)
+    shaped = replace(contract(peak=40.0), traffic=replace(flow, arrivals=Arrivals("trace", trace=source)))
+    result, record = await run_with(tmp_path, shaped)
+    assert [p.name for p in result.points] == ["serial", "burst", "trace"]
+    assert result.judged is result.points[-1] and result.judged.offered_qps == pytest.approx(100.0)
+    sent = sorted(record.points()["trace"], key=lambda t: t.t_intended_ns or 0)
+    assert [(t.num_input_tokens, t.num_output_tokens) for t in sent] == [(n, m) for _, n, m, _ in rows]
+    first = sent[0].t_intended_ns or 0
+    assert [(t.t_intended_ns or 0) - first for t in sent] == [t * 500_000 for t, *_ in rows]
+    assert result.verdict == "pass", result.reasons
+
+
+async def test_users_who_wait_are_one_point(tmp_path: Path) -> None:
+    think = Distribution(((0.5, 20.0),))
+    flow = replace(contract(peak=40.0).traffic, arrivals=Arrivals("closed", users=4, think_ms=think))
+    result, record = await run_with(tmp_path, replace(contract(peak=40.0), traffic=flow))
+    assert [p.name for p in result.points] == ["serial", "burst", "closed"]
+    timings = record.points()["closed"]
+    assert len(timings) > 100 and all(t.t_intended_ns is None for t in timings), "lateness has no meaning"
+    overlap = [sum(a.t_send_ns <= b.t_send_ns < a.t_end_ns for a in timings) for b in timings]
+    assert max(overlap) <= 4
+
+
+async def test_conversations_grow_over_http(tmp_path: Path) -> None:
+    flow = replace(
+        contract(peak=40.0, reuse=0.4).traffic,
+        turns=Distribution(((0.5, 3.0),)),
+        think_ms=Distribution(((0.5, 10.0),)),
+    )
+    result, record = await run_with(
+        tmp_path, replace(contract(peak=40.0), traffic=flow), replace(FAST, num_points=0, budget_s=20.0)
+    )
+    peak = result.points[-1]
+    assert not peak.void, peak.void
+    talks: dict[int, list[RequestTiming]] = {}
+    for row in record.rows:
+        if row.point == "peak" and row.timing.session is not None:
+            talks.setdefault(row.timing.session, []).append(row.timing)
+    whole = [sorted(t, key=lambda x: x.turn or 0) for t in talks.values() if len(t) == 3]
+    assert len(whole) > 30
+    for turns in whole:
+        assert [t.num_turns for t in turns] == [3, 3, 3]
+        for before, after in pairwise(turns):
+            assert after.num_input_tokens >= before.num_input_tokens
+            assert after.t_intended_ns == before.t_end_ns + 10_000_000

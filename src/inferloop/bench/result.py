@@ -109,3 +109,12 @@ def saturated(points: Sequence[BenchPoint]) -> Capacity:
     if burst.output_tok_s and burst.num_output_tokens:
         qps = min(qps, burst.output_tok_s * num_ok / burst.num_output_tokens)
     return Capacity(qps, qps, None, "saturated", True, "no objective is declared: the rate at which a burst completed")
+
+
+def describe(point: BenchPoint) -> str:
+    """One line for people."""
+    s = point.summary
+    rate = "" if s.achieved_qps is None else f"{s.achieved_qps:.3g} queries/s"
+    tokens = "" if s.output_tok_s is None else f"{s.output_tok_s:.3g} tok/s"
+    name = point.name if point.offered_qps is None else f"{point.name} at {point.offered_qps:.3g}/s"
+    return ", ".join(part for part in (f"{name}: {point.verdict}", rate, tokens, *point.void) if part)

@@ -4,6 +4,7 @@ serial    one in flight: the best latency there is; a service that misses its ob
 burst     all at once: the most it completes, the upper end of the search
 sweep     open loop at rates around the knee, each with enough requests to certify the objective's quantile
 peak      open loop at the contract's peak rate: what the verdict is about
+A contract whose arrivals set their own rate (a trace, a closed loop, a burst) has one point of these instead.
 Each part draws prompts of its own, so that none meets a cache that an earlier one has warmed. An open point starts with
 requests that are recorded but not measured, and its measured ones follow without a pause.
 """
@@ -24,9 +25,9 @@ from inferloop.bench.drive import DriveOptions, DriveResult, Endpoint, Stop, dri
 from inferloop.bench.host import busy_note, busy_percent
 from inferloop.bench.rates import FIRST_SHARE, next_rate
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
-from inferloop.bench.result import BenchPoint, BenchResult, frontier_of, saturated
+from inferloop.bench.result import BenchPoint, BenchResult, describe, frontier_of, saturated
 from inferloop.bench.target import TargetInfo, describe_target
-from inferloop.contract.sample import SampledWorkload, sample_workload
+from inferloop.contract.sample import SampledWorkload, expected_starts_s, sample_workload
 from inferloop.contract.workload import Contract
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import plain
@@ -40,6 +41,8 @@ from inferloop.measure.timing import RequestTiming
 from inferloop.measure.verdict import hopeless, judge
 from inferloop.records.run import RunWriter
 
+_OWN_LOADS = ("trace", "closed", "burst")
+"""Arrivals that leave no rate to search for."""
 _JUDGE_EVERY = 8
 _HOPELESS_FROM = 32
 """Slow requests come together, when the machine is busy for a moment; the bound takes them for independent."""
@@ -164,6 +167,10 @@ class _Bench:
             why = serial.slo.reasons or (self._failure(serial),)
             return self._result("fail", tuple(f"one request at a time: {text}" for text in why), serial)
         burst = await self._closed("burst", "burst", o.num_burst)
+        process = self._contract.traffic.arrivals.process
+        if process in _OWN_LOADS:
+            own = await self._own_load(process)
+            return self._result("void" if own.void else own.slo.verdict, own.void or own.slo.reasons, own)
         peak_qps = self._contract.traffic.qps.peak if o.peak_qps is None else o.peak_qps
         has_objective = bool(self._contract.slo.objectives)
         if has_objective:
@@ -211,7 +218,7 @@ class _Bench:
 
     async def _closed(self, name: str, mode: Mode, count: int, *, warmup: bool = False) -> BenchPoint:
         start_ns = self._clock.now_ns()
-        planned, workload = await self._prepare(name, num_requests=count, arrivals="closed")
+        planned, workload = await self._prepare(name, num_requests=count, arrivals="burst")
         budget_s = self._options.budget_s
         options = self._drive_options(budget_s=0.1 * budget_s if mode == "serial" else None, cut_off_s=0.2 * budget_s)
         num_warmup = len(planned) if warmup else 0
@@ -233,20 +240,35 @@ class _Bench:
         window_s = max(window_s, _LEAST_WINDOW_SHARE * self._options.budget_s)
         count = max(min(most, math.floor(qps * window_s)), min(most, _LEAST_PLANNED)) + math.ceil(qps * lead_s)
         planned, workload = await self._prepare(name, num_requests=count, qps=qps)
-        num_warmup = min(sum(r.timed.at_s < lead_s for r in planned), len(planned) // 2)
+        starts_s = expected_starts_s(workload.requests)
+        num_warmup = min(sum(s < lead_s for s in starts_s), len(planned) // 2)
         options = self._drive_options(budget_s=lead_s + _LATE_ARRIVALS * window_s)
         result, measured = await self._drive(name, "open", planned, options, num_warmup)
-        sends = [t.t_send_ns for t in measured]
-        window = (max(sends) - min(sends)) / NS_PER_S if sends else 0.0
-        self._writer.update(warmup_s=planned[num_warmup].timed.at_s, window_s=window)
+        self._writer.update(warmup_s=starts_s[num_warmup], window_s=_span_s(measured))
         return self._point(name, "open", qps, planned, result, measured, workload, start_ns)
 
+    async def _own_load(self, process: str) -> BenchPoint:
+        """One point for what sets its own rate: a trace as long as the budget lasts, users who wait, a burst."""
+        start_ns = self._clock.now_ns()
+        window_s = max(self._left_s() - self._options.max_drain_s, _LEAST_WINDOW_SHARE * self._options.budget_s)
+        users = self._contract.traffic.arrivals.users or 0
+        count = self._num_certain * _PEAK_LOOKS + users
+        how: dict[str, Any] = {"duration_s": window_s} if process == "trace" else {"num_requests": count}
+        planned, workload = await self._prepare(process, **how)
+        options = self._drive_options(budget_s=window_s)
+        # The first question of every user comes at the start, together with those of all others.
+        result, measured = await self._drive(process, "open", planned, options, min(users, len(planned) // 2))
+        self._writer.update(warmup_s=0.0, window_s=_span_s(measured))
+        return self._point(process, "open", workload.offered_qps, planned, result, measured, workload, start_ns)
+
     async def _prepare(self, name: str, **how: Any) -> tuple[tuple[RenderedRequest, ...], SampledWorkload]:
-        workload = sample_workload(
+        workload = await asyncio.to_thread(
+            sample_workload,
             self._contract,
             seed=self._options.seed,
             stream=name,
             context_limit=self._target.context_length,
+            count_tokens=lambda text: len(self._codec.encode_text(text)),
             **how,
         )
         planned = await asyncio.to_thread(self._renderer.render, workload.requests)
@@ -270,7 +292,8 @@ class _Bench:
 
         def stop(_: Sequence[RequestTiming]) -> Stop | None:
             """Rarely: judging takes the event loop's time, and each look is one more chance to be wrong."""
-            if not measured or mode == "burst":  # a burst is for the most that can be completed; it keeps no objective
+            # A burst is for the most that can be completed and keeps no objective; a trace is played to its end.
+            if not measured or mode == "burst" or name == "trace":
                 return None
             if (
                 len(measured) % _JUDGE_EVERY == 0
@@ -313,6 +336,8 @@ class _Bench:
             notes.append(f"by chance {arrival_qps:.3g} requests/s arrived in this window, not {qps:.3g}")
         if workload.num_clipped:
             notes.append(f"{workload.num_clipped} of {len(planned)} requests were shortened to fit the context")
+        if workload.num_skipped:
+            notes.append(f"{workload.num_skipped} requests of the trace were left out: failed there, empty or too long")
         if result.stopped == "cut":
             notes.append(f"ended early, as hopeless: {result.num_unsent} requests were not sent")
         elif result.num_unsent and result.stopped is None:
@@ -368,10 +393,6 @@ class _Bench:
         return f"no request succeeded ({', '.join(f'{n} {c}' for c, n in by_class.items()) or 'none was answered'})"
 
 
-def describe(point: BenchPoint) -> str:
-    """One line for people."""
-    s = point.summary
-    rate = "" if s.achieved_qps is None else f"{s.achieved_qps:.3g} queries/s"
-    tokens = "" if s.output_tok_s is None else f"{s.output_tok_s:.3g} tok/s"
-    name = point.name if point.offered_qps is None else f"{point.name} at {point.offered_qps:.3g}/s"
-    return ", ".join(part for part in (f"{name}: {point.verdict}", rate, tokens, *point.void) if part)
+def _span_s(measured: Sequence[RequestTiming]) -> float:
+    sends = [t.t_send_ns for t in measured]
+    return (max(sends) - min(sends)) / NS_PER_S if sends else 0.0

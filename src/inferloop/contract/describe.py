@@ -6,7 +6,7 @@ from typing import Any
 
 from inferloop.contract.distributions import percentile_key
 from inferloop.contract.traffic import DEFAULT_CLASS, duration_text
-from inferloop.contract.workload import Contract, Distribution, Traffic, TrafficClass
+from inferloop.contract.workload import Arrivals, Contract, Distribution, Traffic, TrafficClass
 from inferloop.core.slo import Slo
 
 
@@ -33,27 +33,38 @@ def describe(contract: Contract) -> dict[str, Any]:
 
 def _traffic(traffic: Traffic) -> dict[str, Any]:
     qps, arrivals = traffic.qps, traffic.arrivals
-    shape: dict[str, Any] = {"process": arrivals.process}
-    if arrivals.process == "gamma":
-        shape["cv"] = arrivals.cv
-    if arrivals.file is not None:
-        shape["file"] = arrivals.file
     result: dict[str, Any] = {
         "qps": {"avg": qps.avg, "p95": qps.p95, "peak": qps.peak, "window": qps.window},
-        "arrivals": shape,
+        "arrivals": _arrivals(arrivals),
         "input_tokens": _distribution(traffic.input_tokens),
         "output_tokens": _distribution(traffic.output_tokens),
         "prefix_reuse": traffic.prefix_reuse,
     }
     if traffic.rate_profile is not None:
-        result["rate_profile"] = traffic.rate_profile
-    for name in ("queries_per_request", "tool_ms"):
+        result["rate_profile"] = _present(traffic.rate_profile, "file time_scale")
+    for name in ("queries_per_request", "tool_ms", "turns", "think_ms"):
         value: Distribution | None = getattr(traffic, name)
         if value is not None:
             result[name] = _distribution(value)
     whole = TrafficClass(DEFAULT_CLASS, 1.0, traffic.input_tokens, traffic.output_tokens, traffic.prefix_reuse)
     if traffic.classes != (whole,):
         result["classes"] = [_class(c) for c in traffic.classes]
+    return result
+
+
+def _arrivals(arrivals: Arrivals) -> dict[str, Any]:
+    result: dict[str, Any] = {"process": arrivals.process}
+    if arrivals.process == "gamma":
+        result["cv"] = arrivals.cv
+    if arrivals.ramp is not None:
+        ramp = arrivals.ramp
+        result["ramp"] = {"shape": ramp.shape, "from": ramp.start, "to": ramp.end, "over": duration_text(ramp.seconds)}
+    if arrivals.users is not None:
+        result["users"] = arrivals.users
+    if arrivals.think_ms is not None:
+        result["think_ms"] = _distribution(arrivals.think_ms)
+    if arrivals.trace is not None:
+        result |= _present(arrivals.trace, "file format time_scale max_requests max_context")
     return result
 
 

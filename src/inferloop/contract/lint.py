@@ -58,11 +58,11 @@ def _headroom(contract: Contract) -> Iterator[Finding]:
     elif qps.peak == qps.p95:
         yield Finding("note", "no-peak", "traffic.qps", f"peak equals p95 ({qps.p95:g}); is that the highest minute?")
     if contract.traffic.rate_profile:
-        text = "the profile is kept with the contract, but load is offered at steady rates"
-        yield Finding("note", "profile-not-replayed", "traffic.rate_profile", text)
+        text = "the search for the capacity offers steady rates; the profile is a workload of its own"
+        yield Finding("note", "profile-apart", "traffic.rate_profile", text)
     if contract.traffic.arrivals.process == "trace":
-        text = "traces cannot be replayed yet; choose poisson or gamma to run a benchmark"
-        yield Finding("warning", "trace-not-replayed", "traffic.arrivals", text)
+        text = "the trace has its own rates and lengths; qps and tokens here describe it to people and to the sizing"
+        yield Finding("note", "trace-has-rates", "traffic.arrivals", text)
 
 
 def _lengths(contract: Contract) -> Iterator[Finding]:
@@ -150,9 +150,9 @@ def _archetype(contract: Contract) -> Iterator[Finding]:
     if PROFILES[contract.archetype].shares_prefixes and all(c.prefix_reuse == 0 for c in traffic.classes):
         text = "an agent sends its history again at every turn; without reuse the prefix cache is never exercised"
         yield Finding("warning", "agent-without-reuse", "traffic.prefix_reuse", text)
-    if traffic.queries_per_request is not None:
-        text = "load is offered query by query at the rate of qps; the loop itself is not replayed"
-        yield Finding("note", "loop-not-replayed", "traffic.queries_per_request", text)
+    if (traffic.queries_per_request or traffic.turns) and all(c.prefix_reuse == 0 for c in traffic.classes):
+        text = "0 is declared, but the calls of a conversation repeat all that was said before"
+        yield Finding("warning", "conversation-without-reuse", "traffic.prefix_reuse", text)
     if contract.archetype == "agent" and traffic.queries_per_request is None:
         text = "not declared; a tool loop makes several model queries of one request"
         yield Finding("note", "agent-without-loop", "traffic.queries_per_request", text)

@@ -6,14 +6,21 @@ streams of their own: the same seed at another rate is the same work, only close
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
-from inferloop.contract.arrivals import arrival_times_ns
+from inferloop.contract.arrivals import AT_ONCE, OPEN_PROCESSES, arrival_times_ns
+from inferloop.contract.chains import Chain, Loop, closed_chains, in_order, next_turn
+from inferloop.contract.course import Course, course_of_profile, course_of_ramp
 from inferloop.contract.draws import Draws, seed_of
-from inferloop.contract.prefixes import NO_GROUP, plan_prefixes
+from inferloop.contract.prefixes import NO_GROUP, PrefixPlan, plan_prefixes
 from inferloop.contract.quantile import QuantileFunction
 from inferloop.contract.reuse import measured_reuse
-from inferloop.contract.workload import Contract, TrafficClass
+from inferloop.contract.trace.record import CountTokens
+from inferloop.contract.trace.replay import Replayed, Trace, mean_rate, read_trace
+from inferloop.contract.workload import Contract, Traffic, TrafficClass
 from inferloop.core.errors import UsageError
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.units import NS_PER_S
@@ -23,14 +30,17 @@ from inferloop.core.units import NS_PER_S
 class SampledWorkload:
     """Requests in order of arrival, with what was done to them.
 
-    `num_clipped` had to be shortened to fit the context. `prefix_reuse` is the share of input tokens that repeat an
-    earlier prefix of this workload; `declared_prefix_reuse` is the same as the contract wants it for this mix.
+    `num_clipped` had to be shortened to fit the context, `num_skipped` of a trace were left out. `prefix_reuse` is the
+    share of input tokens that repeat an earlier prefix of this workload; `declared_prefix_reuse` is the same as the
+    contract wants it for this mix (of a trace: as measured). `offered_qps` is the rate that a trace has by itself.
     """
 
     requests: tuple[TimedRequest, ...]
     num_clipped: int
     prefix_reuse: float
     declared_prefix_reuse: float
+    num_skipped: int = 0
+    offered_qps: float | None = None
 
 
 def sample(
@@ -63,15 +73,25 @@ def sample_workload(
     duration_s: float | None = None,
     qps: float | None = None,
     arrivals: str | None = None,
+    users: int | None = None,
     stream: str = "",
     context_limit: int | None = None,
+    count_tokens: CountTokens | None = None,
 ) -> SampledWorkload:
     """`num_requests` requests, or those of `duration_s` seconds, in order of arrival.
 
-    `qps` defaults to the contract's average. `arrivals` is poisson, gamma, constant, burst, serial or closed, by
-    default the contract's process. `stream` names the part of a run ("sweep/2/0"): another stream has other
-    prompts, so that no part meets a cache that an earlier one has warmed. `context_limit` caps input plus output
-    tokens. Raises UsageError for what cannot be sampled.
+    `qps`, of queries, defaults to the contract's average. `arrivals` is by default the contract's process:
+
+        poisson, gamma, constant   open, at `qps`; a contract's ramp leads up to it
+        profile                    open, along the contract's rate_profile with `qps` as its mean
+        closed                     `users` (default: the contract's) with their think time
+        burst, serial              queries all at once, or in the client's own time; conversations lose their pauses
+        trace                      the contract's trace with its own times and lengths; `qps` only for one without times
+
+    `stream` names the part of a run ("sweep/2/0"): another stream has other prompts, so that no part meets a cache that
+    an earlier one has warmed. `context_limit` caps input plus output tokens. `count_tokens` is the
+    target's tokenizer, for a trace of texts; else four bytes are a token. Raises UsageError for what cannot be sampled,
+    TraceError with file and line.
     """
     if num_requests is not None and num_requests < 1:
         raise UsageError(f"num_requests must be at least 1, not {num_requests}")
@@ -80,41 +100,207 @@ def sample_workload(
     if context_limit is not None and context_limit < 2:
         raise UsageError(f"context_limit must leave room for one token in and one out, not {context_limit}")
     traffic = contract.traffic
-    times_ns = arrival_times_ns(
-        arrivals or traffic.arrivals.process,
-        qps=traffic.qps.avg if qps is None else qps,
-        cv=traffic.arrivals.cv,
-        num_requests=num_requests,
-        duration_s=duration_s,
-        draws=Draws(seed, stream, "arrivals"),
-    )
-    classes = _deal_classes(traffic.classes, len(times_ns), Draws(seed, stream, "classes"))
-    slots: dict[int, TimedRequest] = {}
-    num_clipped = 0
-    wanted = 0.0
+    process = arrivals or traffic.arrivals.process
+    if process == "trace":
+        source = traffic.arrivals.trace
+        if source is None:
+            raise UsageError("the contract names no trace to replay")
+        trace = read_trace(
+            source,
+            seed,
+            stream,
+            num_requests=num_requests,
+            duration_s=duration_s,
+            context_limit=context_limit,
+            count=count_tokens,
+        )
+        return _replay(trace, traffic, seed, stream, qps)
+    chains = _chains(traffic, process, seed, stream, num_requests, duration_s, qps, users)
+    classes = _deal_classes(traffic.classes, len(chains), Draws(seed, stream, "classes"))
+    prompts: dict[tuple[int, int], _Prompt] = {}
+    num_clipped, wanted, total = 0, 0.0, 0
     for part in traffic.classes:
         members = [i for i, name in enumerate(classes) if name == part.name]
-        lengths, clipped = _lengths(part, len(members), context_limit, seed, stream)
+        sizes = [chains[i].num_calls for i in members]
+        lengths, clipped = _lengths(part, sum(sizes), context_limit, seed, stream)
         num_clipped += clipped
-        inputs = [length_in for length_in, _ in lengths]
-        wanted += part.prefix_reuse * sum(inputs)
+        tokens = sum(length_in for length_in, _ in lengths)
+        wanted += part.prefix_reuse * tokens
+        total += tokens
+        dealt = _deal_lengths(lengths, sizes)
         order = Draws(seed, stream, part.name, "prefixes").order(len(members))
-        plan = plan_prefixes(inputs, part.prefix_reuse, order)
-        for index, (length_in, length_out), group, shared in zip(
-            members, lengths, plan.groups, plan.tokens, strict=True
-        ):
-            own = Segment(seed_of(seed, stream, "content", index), length_in - shared)
+        plan = _plan_heads(dealt, part.prefix_reuse * tokens, part.prefix_reuse, order)
+        for number, calls, group, shared in zip(members, dealt, plan.groups, plan.tokens, strict=True):
+            own = Segment(seed_of(seed, stream, "content", number), calls[0][0] - shared)
             key = seed_of(seed, stream, "group", part.name, group)
-            slots[index] = TimedRequest(
-                index=index,
-                at_s=times_ns[index] / NS_PER_S,
-                segments=(own,) if group == NO_GROUP else (Segment(key, shared), own),
-                output_tokens=length_out,
-                traffic_class=part.name,
-            )
-    requests = tuple(slots[i] for i in range(len(times_ns)))
-    total = sum(r.input_tokens for r in requests)
+            segments: tuple[Segment, ...] = (own,) if group == NO_GROUP else (Segment(key, shared), own)
+            for call, (_, length_out) in enumerate(calls):
+                if call:
+                    reply = Segment(seed_of(seed, stream, "reply", number, call - 1), calls[call - 1][1], "assistant")
+                    key = seed_of(seed, stream, "content", number, call)
+                    segments = next_turn(segments, reply, key, calls[call][0])
+                prompts[number, call] = _Prompt(segments, length_out, part.name)
+    requests = _in_time(chains, prompts, is_chained=process not in AT_ONCE)
     return SampledWorkload(requests, num_clipped, measured_reuse(requests), wanted / total if total else 0.0)
+
+
+def expected_starts_s(requests: Sequence[TimedRequest]) -> list[float]:
+    """When each request would be sent, after the start of the window, if answers took no time."""
+    starts: dict[int, float] = {}
+    for request in requests:
+        starts[request.index] = request.at_s + (0.0 if request.after is None else starts[request.after])
+    return list(starts.values())
+
+
+def _replay(trace: Trace, traffic: Traffic, seed: int, stream: str, qps: float | None) -> SampledWorkload:
+    """Requests at the instants of the trace. Conversations without times begin as a Poisson process and pause as the
+    contract says; where a trace is silent about what prompts share, they share what the contract declares."""
+    found = trace.requests
+    prompts = [r.segments for r in found]
+    declared: float | None = None
+    if not trace.tells_prefixes:
+        lengths, declared = [r.segments[0].num_tokens for r in found], traffic.prefix_reuse
+        plan = plan_prefixes(lengths, declared, Draws(seed, stream, "prefixes").order(len(found)))
+        for i, (group, shared) in enumerate(zip(plan.groups, plan.tokens, strict=True)):
+            if group != NO_GROUP:
+                own = Segment(found[i].segments[0].key, lengths[i] - shared)
+                prompts[i] = (Segment(seed_of(seed, stream, "group", "trace", group), shared), own)
+    if found[0].at_s is None:
+        requests = _untimed(found, traffic, seed, stream, qps)
+    else:
+        requests = tuple(
+            TimedRequest(i, round((r.at_s or 0.0) * NS_PER_S) / NS_PER_S, p, r.output_tokens, r.traffic_class)
+            for i, (r, p) in enumerate(zip(found, prompts, strict=True))
+        )
+    reuse = measured_reuse(requests)
+    return SampledWorkload(
+        requests, trace.num_clipped, reuse, reuse if declared is None else declared, trace.num_skipped, mean_rate(found)
+    )
+
+
+def _untimed(
+    found: tuple[Replayed, ...], traffic: Traffic, seed: int, stream: str, qps: float | None
+) -> tuple[TimedRequest, ...]:
+    members: dict[str, list[Replayed]] = {}
+    for i, request in enumerate(found):
+        members.setdefault(request.session or f"#{i}", []).append(request)
+    calls = list(members.values())
+    rate = (traffic.qps.avg if qps is None else qps) * len(calls) / len(found)
+    draws = Draws(seed, stream, "arrivals")
+    starts_ns = arrival_times_ns("poisson", qps=rate, cv=1.0, num_requests=len(calls), duration_s=None, draws=draws)
+    loop = Loop(traffic, seed, stream)
+    chains = [
+        Chain(start, loop.pauses_ns(i, len(c) - 1)) for i, (start, c) in enumerate(zip(starts_ns, calls, strict=True))
+    ]
+    prompts = {
+        (i, k): _Prompt(r.segments, r.output_tokens, r.traffic_class)
+        for i, c in enumerate(calls)
+        for k, r in enumerate(c)
+    }
+    return _in_time(chains, prompts, is_chained=True)
+
+
+class _Prompt(NamedTuple):
+    segments: tuple[Segment, ...]
+    output_tokens: int
+    traffic_class: str
+
+
+def _chains(
+    traffic: Traffic,
+    process: str,
+    seed: int,
+    stream: str,
+    num_requests: int | None,
+    duration_s: float | None,
+    qps: float | None,
+    users: int | None,
+) -> list[Chain]:
+    """Who asks when. Conversations arrive so much more rarely than queries as they have calls."""
+    loop = Loop(traffic, seed, stream)
+    if process == "closed":
+        users = traffic.arrivals.users if users is None else users
+        if num_requests is None or users is None:
+            raise UsageError("closed arrivals need a number of requests and of users")
+        think_ms = traffic.arrivals.think_ms
+        return closed_chains(loop.sizes(num_requests), users, think_ms, Draws(seed, stream, "think"))
+    sizes = None if num_requests is None else loop.sizes(num_requests)
+    course: Course | None = None
+    if process == "profile":
+        if traffic.rate_profile is None:
+            raise UsageError("the contract has no rate_profile to follow")
+        process, course = traffic.arrivals.process, course_of_profile(traffic.rate_profile)
+        process = process if process in OPEN_PROCESSES else "poisson"
+    elif traffic.arrivals.ramp is not None and process in OPEN_PROCESSES:
+        course = course_of_ramp(traffic.arrivals.ramp)
+    rate = traffic.qps.avg if qps is None else qps
+    starts_ns = arrival_times_ns(
+        process,
+        qps=rate if loop.is_single else rate / loop.mean_calls,
+        cv=traffic.arrivals.cv,
+        num_requests=None if sizes is None else len(sizes),
+        duration_s=duration_s,
+        draws=Draws(seed, stream, "arrivals"),
+        course=course,
+    )
+    gaps = sizes or [loop.gaps_ns(i) for i in range(len(starts_ns))]
+    return [Chain(start_ns, found) for start_ns, found in zip(starts_ns, gaps, strict=False)]
+
+
+def _deal_lengths(lengths: list[tuple[int, int]], sizes: list[int]) -> list[list[tuple[int, int]]]:
+    """Each conversation's share of the lengths, its prompts from the shortest to the longest: they grow, while all
+    together keep their distribution."""
+    dealt = []
+    start = 0
+    for size in sizes:
+        part = lengths[start : start + size]
+        start += size
+        if size > 1:
+            part = list(zip(sorted(i for i, _ in part), (o for _, o in part), strict=True))
+        dealt.append(part)
+    return dealt
+
+
+def _plan_heads(dealt: list[list[tuple[int, int]]], wanted: float, share: float, order: list[int]) -> PrefixPlan:
+    """Shared beginnings of first calls, for what the later calls of each conversation do not repeat anyway."""
+    heads = [calls[0][0] for calls in dealt]
+    if all(len(calls) == 1 for calls in dealt):
+        return plan_prefixes(heads, share, order)
+    repeated = 0
+    for calls in dealt:
+        segments: tuple[Segment, ...] = (Segment(0, calls[0][0]),)
+        for (before_in, before_out), (length_in, _) in pairwise(calls):
+            segments = next_turn(segments, Segment(1, before_out, "assistant"), 2, length_in)
+            repeated += min(before_in, length_in - segments[-1].num_tokens)
+    return plan_prefixes(heads, max(0.0, wanted - repeated) / max(1, sum(heads)), order)
+
+
+def _in_time(
+    chains: list[Chain], prompts: dict[tuple[int, int], _Prompt], *, is_chained: bool
+) -> tuple[TimedRequest, ...]:
+    """Requests with their numbers, in order; chains keep who follows whom unless they all come at once."""
+    order = in_order(chains)
+    index_of = {place: index for index, place in enumerate(order)}
+    requests = []
+    for index, (number, call) in enumerate(order):
+        chain, prompt = chains[number], prompts[number, call]
+        after, at_ns = None, chain.start_ns
+        if call:
+            after, at_ns = index_of[number, call - 1], chain.gaps_ns[call - 1]
+        elif chain.after is not None:
+            after = index_of[chain.after, chains[chain.after].num_calls - 1]
+        requests.append(
+            TimedRequest(
+                index=index,
+                at_s=at_ns / NS_PER_S if is_chained else 0.0,
+                segments=prompt.segments,
+                output_tokens=prompt.output_tokens,
+                traffic_class=prompt.traffic_class,
+                after=after if is_chained else None,
+                session=number if is_chained and chain.num_calls > 1 else None,
+            )
+        )
+    return tuple(requests)
 
 
 def _deal_classes(classes: tuple[TrafficClass, ...], count: int, draws: Draws) -> list[str]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
+from inferloop.contract.course import read_profile
 from inferloop.contract.distributions import read_distribution
 from inferloop.contract.located import Located, kind_of
 from inferloop.contract.reader import Problems, Section, as_number
-from inferloop.contract.workload import Arrivals, Rate, Traffic, TrafficClass
+from inferloop.contract.trace.detect import FORMATS, detect
+from inferloop.contract.trace.record import MAX_REQUESTS
+from inferloop.contract.workload import Arrivals, Ramp, Rate, RateProfile, TraceSource, Traffic, TrafficClass
+from inferloop.core.errors import ContractError, UsageError
 
 KEYS = (
     "qps",
@@ -16,13 +21,28 @@ KEYS = (
     "arrivals",
     "queries_per_request",
     "tool_ms",
+    "turns",
+    "think_ms",
     "input_tokens",
     "output_tokens",
     "prefix_reuse",
     "classes",
 )
 CLASS_KEYS = ("name", "share", "input_tokens", "output_tokens", "prefix_reuse")
-PROCESSES = ("poisson", "gamma", "constant", "trace")
+PROCESSES = ("poisson", "gamma", "constant", "burst", "closed", "trace")
+OPEN = PROCESSES[:3]
+RAMPS: tuple[Literal["linear", "exponential"], ...] = ("linear", "exponential")
+TOO_LONG: tuple[Literal["clip", "skip"], ...] = ("clip", "skip")
+ARRIVAL_KEYS = {
+    "cv": ("gamma",),
+    "ramp": OPEN,
+    "users": ("closed",),
+    "think_ms": ("closed",),
+    **dict.fromkeys(("file", "format", "time_scale", "max_requests", "max_context"), ("trace",)),
+}
+"""Which processes each key of arrivals has a meaning for."""
+MOST_CALLS = 1000.0
+MOST_USERS = 1e6
 DEFAULT_CLASS = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -34,16 +54,20 @@ def read_traffic(section: Section, problems: Problems, folder: Path) -> Traffic 
     lengths_out = read_distribution(section.get("output_tokens", required=True), problems, low=1.0)
     reuse = _read_reuse(section, problems)
     arrivals = _read_arrivals(section, problems, folder)
-    profile = section.text("rate_profile")
-    if profile and not (folder / profile).is_file():
-        problems.add(section.node, f"no such file: {folder / profile}", key="rate_profile")
-    queries = read_distribution(section.get("queries_per_request"), problems, low=1.0)
-    tool_ms = read_distribution(section.get("tool_ms"), problems, low=0.0)
+    profile = _read_profile(section.get("rate_profile"), problems, folder)
+    queries, turns = (
+        read_distribution(section.get(key), problems, low=1.0, high=MOST_CALLS)
+        for key in ("queries_per_request", "turns")
+    )
+    tool_ms, think_ms = (read_distribution(section.get(key), problems, low=0.0) for key in ("tool_ms", "think_ms"))
+    if (node := section.get("think_ms")) is not None and section.get("turns") is None:
+        hint = "the users of a closed loop have theirs under arrivals" if arrivals.process == "closed" else None
+        problems.add(node, "has no meaning without turns", hint)
     if qps is None or lengths_in is None or lengths_out is None or reuse is None:
         return None
     default = TrafficClass(DEFAULT_CLASS, 1.0, lengths_in, lengths_out, reuse)
     classes = _read_classes(section.get("classes"), problems, default)
-    return Traffic(qps, arrivals, lengths_in, lengths_out, reuse, classes, queries, tool_ms, profile)
+    return Traffic(qps, arrivals, lengths_in, lengths_out, reuse, classes, queries, tool_ms, profile, turns, think_ms)
 
 
 def valid_name(name: str) -> bool:
@@ -96,20 +120,94 @@ def _read_arrivals(section: Section, problems: Problems, folder: Path) -> Arriva
         node = node.moved({"process": node})
     if node is None:
         return Arrivals()
-    inner = Section(node, problems, ("process", "cv", "file"))
+    inner = Section(node, problems, ("process", *ARRIVAL_KEYS))
     process = inner.text("process", choices=PROCESSES) or "poisson"
-    cv, file = inner.number("cv", above=True, high=100.0), inner.text("file")
-    if cv is not None and process != "gamma":
-        problems.add(inner.get("cv") or node, f"has no meaning for {process} arrivals", "process: gamma takes a cv")
+    for key, meant_for in ARRIVAL_KEYS.items():
+        if (found := inner.get(key)) is not None and process not in meant_for:
+            problems.add(found, f"has no meaning for {process} arrivals", f"it is for {' and '.join(meant_for)}")
+    cv, users = inner.number("cv", above=True, high=100.0), _whole(inner, "users", MOST_USERS)
     if process == "gamma" and inner.get("cv") is None:
         problems.add(node, "is required for gamma arrivals", "1 is as bursty as poisson, 3 far more", key="cv")
-    if process == "trace" and file is None:
-        problems.add(node, "is required for trace arrivals", key="file")
-    elif file is not None and process != "trace":
-        problems.add(inner.get("file") or node, f"has no meaning for {process} arrivals", "process: trace takes a file")
-    elif file is not None and not (folder / file).is_file():
-        problems.add(inner.get("file") or node, f"no such file: {folder / file}")
-    return Arrivals(process, 1.0 if cv is None else cv, file)
+    if process == "closed" and inner.get("users") is None:
+        problems.add(node, "is required for closed arrivals", "how many ask at the same time", key="users")
+    return Arrivals(
+        process=process,
+        cv=1.0 if cv is None else cv,
+        ramp=_read_ramp(inner.get("ramp"), problems),
+        users=users,
+        think_ms=read_distribution(inner.get("think_ms"), problems, low=0.0),
+        trace=_read_trace(inner, problems, folder) if process == "trace" else None,
+    )
+
+
+def _read_ramp(node: Located | None, problems: Problems) -> Ramp | None:
+    if node is None:
+        return None
+    section = Section(node, problems, ("shape", "from", "to", "over"))
+    for key in ("from", "over"):
+        section.get(key, required=True)
+    shape = section.text("shape", choices=RAMPS) or "linear"
+    start, end, seconds = (
+        section.number("from", high=100.0),
+        section.number("to", above=True, high=100.0),
+        section.seconds("over"),
+    )
+    if start is None or seconds is None:
+        return None
+    if shape == "exponential" and start == 0.0:
+        problems.add(section.get("from") or node, "must be more than 0", "an exponential never leaves 0")
+        return None
+    return Ramp("exponential" if shape == "exponential" else "linear", start, seconds, 1.0 if end is None else end)
+
+
+def _read_trace(section: Section, problems: Problems, folder: Path) -> TraceSource | None:
+    file = section.text("file", required=True)
+    kind = section.text("format", choices=("auto", *FORMATS)) or "auto"
+    scale, most = section.number("time_scale", above=True, high=1e6), _whole(section, "max_requests", MAX_REQUESTS)
+    too_long = section.text("max_context", choices=TOO_LONG)
+    if file is None:
+        return None
+    path = folder / file
+    node = section.get("file") or section.node
+    try:
+        found = detect(path) if kind == "auto" else kind
+    except UsageError as error:
+        problems.add(node, str(error))
+        return None
+    return TraceSource(
+        file, str(path), found, 1.0 if scale is None else scale, most, "skip" if too_long == "skip" else "clip"
+    )
+
+
+def _read_profile(node: Located | None, problems: Problems, folder: Path) -> RateProfile | None:
+    if node is None:
+        return None
+    if not isinstance(node.value, dict):
+        node = node.moved({"file": node})
+    section = Section(node, problems, ("file", "time_scale"))
+    file, scale = section.text("file", required=True), section.number("time_scale", above=True, high=1e6)
+    if file is None:
+        return None
+    path = folder / file
+    place = section.get("file") or node
+    if not path.is_file():
+        problems.add(place, f"no such file: {path}")
+        return None
+    try:
+        read_profile(path)
+    except ContractError as error:
+        problems.add(place, str(error))
+        return None
+    return RateProfile(file, str(path), 1.0 if scale is None else scale)
+
+
+def _whole(section: Section, key: str, high: float) -> int | None:
+    value = section.number(key, low=1.0, high=high)
+    if value is not None and value != int(value):
+        problems = section.problems
+        problems.add(section.get(key) or section.node, f"must be a whole number, not {value:g}")
+        return None
+    return None if value is None else int(value)
 
 
 def _read_classes(node: Located | None, problems: Problems, default: TrafficClass) -> tuple[TrafficClass, ...]:

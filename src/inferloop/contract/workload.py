@@ -38,12 +38,56 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
+class Ramp:
+    """The rate rises (or falls) from one share of what is asked to another in `seconds`, and then stays."""
+
+    shape: Literal["linear", "exponential"]
+    start: float
+    seconds: float
+    end: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RateProfile:
+    """The course of the rate over time in a file; see `contract.course`. Times are multiplied by `time_scale`.
+
+    `path` is where the file was found and no part of the meaning.
+    """
+
+    file: str
+    path: str
+    time_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """Recorded requests to replay; see `contract.trace`. Times are multiplied by `time_scale`, below 1 is faster.
+
+    `max_context`: a request that is longer than the target takes is shortened (clip) or left out (skip). `path` is
+    where the file was found and no part of the meaning.
+    """
+
+    file: str
+    path: str
+    format: str = "auto"
+    time_scale: float = 1.0
+    max_requests: int | None = None
+    max_context: Literal["clip", "skip"] = "clip"
+
+
+@dataclass(frozen=True, slots=True)
 class Arrivals:
-    """How arrivals are spread: poisson | gamma (with cv) | constant | trace (with file)."""
+    """How arrivals are spread: poisson | gamma (with cv) | constant | burst | closed (with users) | trace.
+
+    A closed loop has `users` who each ask, wait for the answer, pause for `think_ms` and ask again.
+    """
 
     process: str = "poisson"
     cv: float = 1.0
-    file: str | None = None
+    ramp: Ramp | None = None
+    users: int | None = None
+    think_ms: Distribution | None = None
+    trace: TraceSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +103,11 @@ class TrafficClass:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """`classes` is never empty: a contract without a mix has the one class "default"."""
+    """`classes` is never empty: a contract without a mix has the one class "default".
+
+    Queries come in conversations of `turns`, with pauses of `think_ms`, when turns are declared, and each turn takes
+    `queries_per_request` with tools of `tool_ms` between them, when those are. Rates and lengths are of queries.
+    """
 
     qps: Rate
     arrivals: Arrivals
@@ -69,7 +117,9 @@ class Traffic:
     classes: tuple[TrafficClass, ...]
     queries_per_request: Distribution | None = None
     tool_ms: Distribution | None = None
-    rate_profile: str | None = None
+    rate_profile: RateProfile | None = None
+    turns: Distribution | None = None
+    think_ms: Distribution | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +185,8 @@ class Contract:
         """sha256 of the meaning: equal contracts in YAML, TOML, JSON or the short form have equal digests, wherever
         their folder lies."""
         quality = self.quality and replace(self.quality, suite=self.quality.name or self.quality.suite)
-        return digest_of(replace(self, source=None, quality=quality))
+        flow = self.traffic
+        trace = flow.arrivals.trace and replace(flow.arrivals.trace, path="")
+        profile = flow.rate_profile and replace(flow.rate_profile, path="")
+        flow = replace(flow, arrivals=replace(flow.arrivals, trace=trace), rate_profile=profile)
+        return digest_of(replace(self, source=None, quality=quality, traffic=flow))

@@ -4,6 +4,7 @@ InferloopError                 exit 1
   UsageError                   exit 2   wrong flags, bad files
     ContractError                       a contract that cannot mean anything; names file, line, key
       ContractProblemsError             several of them, found in one reading
+      TraceError                        a recorded trace that cannot be replayed; names file, line, field
     RecordError                         a run folder that cannot be read
   EnvironmentLacksError        exit 3   something is missing here; says how to get it
     ModelFileError                      a model file that is absent, truncated, tampered with or unsupported
@@ -62,6 +63,10 @@ class ContractProblemsError(ContractError):
         super().__init__(first.problem, file=first.file, line=first.line, key=first.key, hint=first.hint)
         self.problems = problems
         self.args = ("\n".join(str(p) for p in problems),)
+
+
+class TraceError(ContractError):
+    """A recorded trace that cannot be replayed. `key` is the field."""
 
 
 class RecordError(UsageError):

@@ -19,8 +19,6 @@ import uvloop
 from starlette.applications import Starlette
 
 from inferloop.core.errors import PortInUseError
-from inferloop.serve.asgi import Outermost
-from inferloop.serve.http import HttpProtocol
 from inferloop.serve.replica import Replica
 
 
@@ -50,8 +48,8 @@ def _port_error(host: str, port: int, error: OSError) -> PortInUseError:
 
 def _config(app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
-        Outermost(app),
-        http=HttpProtocol,
+        app,
+        http="httptools",
         ws="none",
         loop="none",
         lifespan="on",

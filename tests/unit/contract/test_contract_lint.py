@@ -56,7 +56,7 @@ def test_a_sound_contract_has_only_the_note_on_its_missing_gate() -> None:
         ({"archetype": "agent"}, "agent-without-loop", "note"),
         ({"model": "tiny-int9"}, "precision-in-name", "note"),
         ({"model": "org/Tiny-FP8"}, "precision-in-name", "note"),
-        ({"queries_per_request": {"p50": 1, "p95": 3}}, "loop-not-replayed", "note"),
+        ({"turns": {"p50": 2, "p95": 3}, "prefix_reuse": 0}, "conversation-without-reuse", "warning"),
         ({"archetype": "batch"}, "archetype-cost", "warning"),
         ({"sla": {"ttft_p95_ms": 900}}, "sla-stricter", "warning"),
         ({"slo": {"ttft_p95_ms": 900, "tpot_p95_ms": 100, "ttlt_p95_ms": 1500}}, "ttlt-binds", "note"),

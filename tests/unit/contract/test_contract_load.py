@@ -212,6 +212,25 @@ def test_model_text_splits_at_the_last_precision(text: str, model_id: str, weigh
         ({"arrivals": {"process": "gamma"}}, "arrivals.cv: is required"),
         ({"arrivals": {"cv": 2}}, "has no meaning for poisson"),
         ({"arrivals": {"process": "trace", "file": "no.csv"}}, "no such file"),
+        ({"arrivals": {"process": "trace"}}, "arrivals.file: is required"),
+        ({"arrivals": {"process": "poisson", "file": "a.csv"}}, "arrivals.file: has no meaning for poisson arrivals"),
+        ({"arrivals": {"process": "closed"}}, "arrivals.users: is required"),
+        ({"arrivals": {"process": "closed", "users": 1.5}}, "arrivals.users: must be a whole number, not 1.5"),
+        ({"arrivals": {"process": "closed", "users": 0}}, "arrivals.users: must be at least 1"),
+        ({"arrivals": {"users": 4}}, "arrivals.users: has no meaning for poisson arrivals (it is for closed)"),
+        (
+            {"arrivals": {"process": "burst", "ramp": {"from": 0, "over": 9}}},
+            "it is for poisson and gamma and constant",
+        ),
+        ({"arrivals": {"ramp": {"over": "9s"}}}, "arrivals.ramp.from: is required"),
+        ({"arrivals": {"ramp": {"from": 0, "over": "9s", "shape": "exponential"}}}, "an exponential never leaves 0"),
+        ({"arrivals": {"ramp": {"from": 0, "over": "soon"}}}, "arrivals.ramp.over: must be a duration"),
+        ({"arrivals": {"process": "closed", "users": 2, "think": 5}}, "did you mean think_ms?"),
+        ({"think_ms": 400}, "think_ms: has no meaning without turns"),
+        ({"turns": 0.5}, "turns: must be at least 1"),
+        ({"turns": 2e4}, "turns: must be at most 1000"),
+        ({"rate_profile": "none.csv"}, "rate_profile: no such file: none.csv"),
+        ({"rate_profile": {"file": "none.csv", "scale": 2}}, "did you mean time_scale?"),
         ({"privacy": {"capture": "all"}}, "valid: none, token_ids, text"),
         ({"privacy": {"retain_days": 1.5}}, "must be whole days"),
         ({"cost": {"usd_per_hour": 0}}, "must be more than 0"),
@@ -235,6 +254,42 @@ def test_bad_values_are_named(change: dict[str, Any], expected: str) -> None:
 )
 def test_bad_classes_are_named(classes: Any, expected: str) -> None:
     assert expected in complaint(minimal(classes=classes))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "is no rate profile"),
+        ("time,rate\n0,1\n", "p.csv:1: is no rate profile (the first line is hour,qps or seconds,qps)"),
+        ("seconds,qps\n0,1\n", "needs two rows"),
+        ("seconds,qps\n1,1\n2,1\n", "p.csv:2: seconds must begin at 0, not 1"),
+        ("seconds,qps\n0,1\n\n9,x\n", "p.csv:4: qps: must be a number, not 'x'"),
+        ("seconds,qps\n0,1\n9\n", "p.csv:3: qps: must be a number, not nothing"),
+        ("seconds,qps\n0,1\n9,-1\n", "p.csv:3: qps: must be 0 or more, not -1"),
+        ("seconds,qps\n0,1\n9,1\n9,2\n", "p.csv:4: must come after 9, not at 9"),
+        ("seconds,qps\n0,0\n9,0\n", "has no rate above 0"),
+        ("hour,qps\n0,1\n1,2\n", "must have the hours 0 to 23 or 0 to 167"),
+    ],
+)
+def test_a_bad_profile_is_named_with_file_and_line(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "p.csv").write_text(text)
+    with pytest.raises(ContractError) as caught:
+        parse(minimal(rate_profile="p.csv"), base=tmp_path)
+    assert expected in str(caught.value) and "rate_profile" in str(caught.value)
+
+
+def test_files_of_a_contract_may_lie_anywhere(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "p.csv").write_text("seconds,qps\n0,1\n60,3\n")
+        (tmp_path / name / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+        trace = {"process": "trace", "file": "t.csv", "time_scale": 0.5, "max_requests": 9, "max_context": "skip"}
+        made = parse(minimal(rate_profile="p.csv", arrivals=trace), base=tmp_path / name)
+        assert made.traffic.arrivals.trace is not None and made.traffic.arrivals.trace.format == "azure"
+        assert parse(describe(made), base=tmp_path / name) == made
+        digests.add(made.digest)
+    assert len(digests) == 1
 
 
 def test_every_problem_is_told_at_once_in_order(root: Path) -> None:
@@ -330,10 +385,12 @@ def test_classes_inherit_and_their_order_has_no_meaning() -> None:
 
 
 def test_example_of_every_key_survives_the_round_trip(root: Path) -> None:
-    (root / "weekday.csv").write_text("0,1\n")
+    (root / "weekday.csv").write_text("seconds,qps\n0,1\n60,3\n")
     everything = describe(parse(SEED, base=root))
     everything["traffic"] |= {
-        "rate_profile": "weekday.csv",
+        "rate_profile": {"file": "weekday.csv", "time_scale": 0.5},
+        "turns": {"p50": 2, "p95": 6},
+        "think_ms": {"p50": 5000},
         "arrivals": {"process": "gamma", "cv": 2.5},
         "queries_per_request": {"p50": 1, "p99.9": 3},
         "tool_ms": {"p0": 0, "p100": 4000},

@@ -19,6 +19,15 @@ from inferloop.contract.workload import PRECISIONS, Contract
 from inferloop.core.errors import ContractError
 
 QUANTILES = ["p0", "p10", "p50", "p90", "p95", "p99", "p99.9", "p100"]
+ARRIVALS: list[Any] = [
+    "poisson",
+    "constant",
+    "burst",
+    {"process": "gamma", "cv": 2},
+    {"process": "closed", "users": 8, "think_ms": {"p50": 300, "p95": 2000}},
+    {"process": "constant", "ramp": {"shape": "exponential", "from": 0.1, "over": "90s"}},
+    {"ramp": {"from": 0, "to": 2, "over": "1h"}},
+]
 positive = st.floats(1e-3, 1e6, allow_nan=False) | st.integers(1, 10**6)
 counts = st.integers(1, 10**6) | st.floats(1, 1e6)
 
@@ -33,6 +42,7 @@ def percentiles(draw: st.DrawFn, values: st.SearchStrategy[float], keys: list[st
 @st.composite
 def contracts(draw: st.DrawFn) -> dict[str, Any]:
     lengths = percentiles(counts) | counts
+    calls = percentiles(st.floats(1, 1000)) | st.integers(1, 1000)
     rates = sorted(draw(st.lists(positive, min_size=3, max_size=3)))
     traffic: dict[str, Any] = {
         "qps": dict(zip(("avg", "p95", "peak"), rates, strict=True)),
@@ -41,9 +51,10 @@ def contracts(draw: st.DrawFn) -> dict[str, Any]:
     }
     optional: dict[str, st.SearchStrategy[Any]] = {
         "prefix_reuse": st.floats(0, 0.99),
-        "queries_per_request": lengths,
+        "queries_per_request": calls,
         "tool_ms": percentiles(st.floats(0, 1e6)),
-        "arrivals": st.sampled_from(["poisson", "constant", {"process": "gamma", "cv": 2}]),
+        "turns": calls,
+        "arrivals": st.sampled_from(ARRIVALS),
     }
     traffic |= draw(st.fixed_dictionaries({}, optional=optional))
     if draw(st.booleans()):
