@@ -131,6 +131,7 @@ def _vllm(models: ModelSet, threads: int, longest: int, most: int) -> list[Confi
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_AOT_COMPILE": "0",  # that cache fails to load in 0.32, and compiles anew at every start
         "HF_HUB_OFFLINE": "1",
     }
     spec = _spec(models.hf, threads, max_model_len=longest + 16, max_num_seqs=most, max_num_batched_tokens=2048)

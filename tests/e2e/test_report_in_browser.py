@@ -72,11 +72,11 @@ def run_folder(tmp_path: Path) -> Path:
     return writer.path
 
 
-def browse(chromium: str, page: Path, tmp_path: Path, *flags: str) -> tuple[str, str]:
+def browse(chromium: str, page: Path | str, tmp_path: Path, *flags: str) -> tuple[str, str]:
     """(DOM or nothing, what the browser logged)."""
     profile = tmp_path / f"profile-{len(list(tmp_path.glob('profile-*')))}"
     done = subprocess.run(
-        [chromium, *OFFLINE, f"--user-data-dir={profile}", *flags, page.as_uri()],
+        [chromium, *OFFLINE, f"--user-data-dir={profile}", *flags, page if isinstance(page, str) else page.as_uri()],
         capture_output=True,
         text=True,
         timeout=150,
@@ -164,3 +164,51 @@ def test_pixels_in_both_schemes(
     assert got == width
     assert rgb(ground) in seen and rgb(series) in seen, "ground and the first series are there"
     assert rgb("#ffffff" if scheme == "dark" else "#14171a") not in seen
+
+
+def figures_of(dom: str) -> dict[str, list[str]]:
+    """What the simulator says of each lane, left and right."""
+    found: dict[str, list[str]] = {}
+    for name, text in re.findall(r'<dd data-figure="(\w+)">([^<]*)</dd>', dom):
+        found.setdefault(name, []).append(text)
+    return found
+
+
+@pytest.fixture
+def streams(run_folder: Path, tmp_path: Path) -> str:
+    """The address of a report whose answers have a known timing: 8 tokens, 20 ms apart, the first after 100 to 106."""
+    page = tmp_path / "timing.html"
+    assert CliRunner().invoke(app, ["report", str(run_folder), "-o", str(page)]).exit_code == 0
+    return page.as_uri()
+
+
+def test_the_simulator_replays_recorded_answers(chromium: str, streams: str, tmp_path: Path) -> None:
+    dom, log = browse(chromium, f"{streams}#timing?play=1", tmp_path, "--dump-dom")
+    assert not complaints(log), complaints(log)
+    assert 'data-state="done"' in dom, "it played to its end"
+    told = figures_of(dom)
+    assert told["first"] == ["103 ms", "106 ms"] and told["last"] == ["243 ms", "246 ms"]
+    assert told["tpot"] == ["20 ms", "20 ms"] and told["stalls"] == ["0", "0"]
+    assert all(len(text.split()) == 8 for text in re.findall(r"<output[^>]*>([^<]*)</output>", dom)), "a word a token"
+    assert "Both answers are complete." in dom
+
+
+def test_holding_tokens_back_smooths_what_comes_in_bursts(chromium: str, streams: str, tmp_path: Path) -> None:
+    invented = "left=synthetic&ttft=100&gap=400&cv=0&stall_share=0&tokens=41&drafts=3&acceptance=100"
+    dom, _ = browse(chromium, f"{streams}#timing?{invented}", tmp_path, "--dump-dom")
+    told = {name: values[0] for name, values in figures_of(dom).items()}
+    assert told["stalls"] == "10" and told["longest"] == "400 ms" and told["tpot"] == "108 ms", "4 tokens every 400 ms"
+    assert told["probability"] == "1\u2212(1\u22121)^10 = 100 %"
+
+    dom, _ = browse(chromium, f"{streams}#timing?{invented}&buffer=400", tmp_path, "--dump-dom")
+    told = {name: values[0] for name, values in figures_of(dom).items()}
+    assert told["stalls"] == "0" and told["longest"] == "100 ms" and told["first"] == "500 ms"
+
+
+def test_the_same_seed_invents_the_same_answer(chromium: str, streams: str, tmp_path: Path) -> None:
+    def figures(seed: int) -> dict[str, list[str]]:
+        settings = f"left=synthetic&right=synthetic&seed={seed}&cv=1&stall_share=5"
+        return figures_of(browse(chromium, f"{streams}#timing?{settings}", tmp_path, "--dump-dom")[0])
+
+    one, again, other = figures(1), figures(1), figures(2)
+    assert one == again and one["last"][0] == one["last"][1] and one["last"] != other["last"]

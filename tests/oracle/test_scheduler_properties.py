@@ -17,7 +17,7 @@ from inferloop.engine.compute.echo import EchoRunner, continuation, hidden_state
 from inferloop.engine.compute.runner import GiveUp
 from inferloop.engine.schedule.blocks import BlockPool
 from inferloop.engine.schedule.pace import StepLimits, StepTime, TimeLimit
-from inferloop.engine.schedule.policy import BACKGROUND_EVERY, ScheduleConfig
+from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import StepPlan
@@ -304,9 +304,9 @@ def test_horizon_equals_single_steps(
         assert not any(finished for _, _, finished in steps[:-1])
         may_be_turn = scheduler.has_foreground and any(s.background for s in scheduler._sequences.values())
         if not steps[-1][2] and scheduler.request_ids:
-            turns_before = scheduler._num_paused_steps
+            steps_before_turn = scheduler._turns.num_before
             slots, plain, _ = advance()
-            was_turn = may_be_turn and turns_before == BACKGROUND_EVERY - 1
+            was_turn = may_be_turn and steps_before_turn == 0
             assert was_turn or not plain or slots != steps[0][0], "the horizon was shorter than it could be"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from inferloop.backends.assemble import IncrementalDecoder
-from inferloop.backends.native_answer import Answer, Inbox
+from inferloop.backends.native_answer import Answer, DeltaReceiver, OnlyUpdate, Receiver, Together
 from inferloop.backends.protocols import (
     Delta,
     Embedding,
@@ -23,6 +24,7 @@ from inferloop.backends.protocols import (
     Preview,
     Prompt,
     StageTimes,
+    Take,
 )
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import EngineError, OverloadedError, RequestError
@@ -84,7 +86,7 @@ class GrammarCodec(Protocol):
 
 
 class NativeGenerator:
-    """Implements Generator, TextCodec and Embedder. `start` before the first request; `stop` ends every request."""
+    """Implements Generator, Pusher, TextCodec and Embedder. `start` before the first request; `stop` ends them all."""
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class NativeGenerator:
         self._store = store
         self._engine = Engine(runner, config, self._clock, self._on_updates, store)
         self._numbers = itertools.count()
-        self._inboxes: dict[str, Inbox] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         size = runner.info.hidden_size
         self._info = GeneratorInfo(
@@ -164,34 +166,55 @@ class NativeGenerator:
         return Preview(text, token_ids, max_tokens)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
-        self._loop = asyncio.get_running_loop()
-        self._engine.check_open(request.priority)
-        prompt_ids = await self._encode(request.prompt)
-        self._engine.check_together(len(prompt_ids), request.n, request.num_choices)
-        mask = await self._compile(request.sampling.grammar)
-        answer = Answer(self._codec.detokenizer(prompt_ids), request, prompt_ids, self._clock)
-        with self._asking(request.request_id) as (engine_id, inbox):
-            self._submit(request, engine_id, prompt_ids, mask)
-            while True:
-                while (update := inbox.take()) is None:
-                    await inbox.arrival()
-                if update.finish_reason == "error" and mask is not None and mask.failed:
-                    raise _too_complex(request.sampling.grammar)
-                if update.finish_reason == "shed":
-                    raise _too_late(self._engine.retry_after_s())
-                delta = answer.delta(update)
-                if delta.finish_reason is None:
-                    yield delta
-                    continue
-                if not inbox.ended:  # a stop string, which the engine cannot see
-                    self._engine.abort(engine_id)
-                    inbox.ended = True
+        coming: asyncio.Queue[Delta | None] = asyncio.Queue()
+        task = asyncio.create_task(self.push([request], lambda _, delta: coming.put_nowait(delta)))
+        task.add_done_callback(lambda _: coming.put_nowait(None))
+        try:
+            while (delta := await coming.get()) is not None:
                 yield delta
-                return
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def push(self, requests: Sequence[GenerateRequest], take: Take) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._engine.check_open(requests[0].priority)
+        answers, masks, prompt_ids = list[Answer](), list[Mask | None](), tuple[int, ...]()
+        for i, request in enumerate(requests):
+            if i == 0 or request.prompt is not requests[i - 1].prompt:  # choices of one prompt come together
+                prompt_ids = await self._encode(request.prompt)
+                self._engine.check_together(len(prompt_ids), request.n, request.num_choices)
+            masks.append(await self._compile(request.sampling.grammar))
+            answers.append(Answer(self._codec.detokenizer(prompt_ids), request, prompt_ids, self._clock))
+        together = Together(len(requests))
+        engine_ids = [self._engine_id(request.request_id) for request in requests]
+        receivers = [
+            DeltaReceiver(
+                i,
+                answer,
+                take,
+                together,
+                problem=functools.partial(self._problem, request, mask),
+                on_stop=functools.partial(self._engine.abort, engine_id),
+            )
+            for i, (request, answer, mask, engine_id) in enumerate(
+                zip(requests, answers, masks, engine_ids, strict=True)
+            )
+        ]
+        with self._asking(engine_ids, receivers), _naming(requests[0].prompt):
+            self._engine.submit_all(
+                [
+                    (_token_request(request, engine_id, answer.prompt_ids), mask)
+                    for request, engine_id, answer, mask in zip(requests, engine_ids, answers, masks, strict=True)
+                ]
+            )
+            await together.done
 
     async def embed(self, request: EmbedRequest) -> Embedding:
         self._loop = asyncio.get_running_loop()
-        with self._asking(request.request_id) as (engine_id, inbox):
+        engine_id, receiver = self._engine_id(request.request_id), OnlyUpdate()
+        with self._asking([engine_id], [receiver]):
             self._engine.submit(
                 TokenRequest(
                     request_id=engine_id,
@@ -204,7 +227,7 @@ class NativeGenerator:
                     pool=True,
                 )
             )
-            update = await inbox.get()
+            update = await receiver.update
         if update.pooled is None:
             raise EngineError("the engine stopped before this request was complete")
         times = StageTimes(
@@ -216,18 +239,27 @@ class NativeGenerator:
         )
         return Embedding(_unit(update.pooled), update.t_ns, times)
 
+    def _engine_id(self, request_id: str) -> str:
+        """A caller's request id may repeat; the engine's must not."""
+        return f"{request_id}/{next(self._numbers)}"
+
     @contextlib.contextmanager
-    def _asking(self, request_id: str) -> Iterator[tuple[str, Inbox]]:
-        """The engine's id of one request and its updates; it does not outlive the block."""
-        # A caller's request id may repeat; the engine's must not.
-        engine_id = f"{request_id}/{next(self._numbers)}"
-        inbox = self._inboxes[engine_id] = Inbox()
+    def _asking(self, engine_ids: Sequence[str], receivers: Sequence[Receiver]) -> Iterator[None]:
+        """Who gets the updates of these requests, which do not outlive the block."""
+        self._receivers.update(zip(engine_ids, receivers, strict=True))
         try:
-            yield engine_id, inbox
+            yield
         finally:
-            del self._inboxes[engine_id]
-            if not inbox.ended:
-                self._engine.abort(engine_id)
+            for engine_id, receiver in zip(engine_ids, receivers, strict=True):
+                del self._receivers[engine_id]
+                if not receiver.ended:
+                    self._engine.abort(engine_id)
+
+    def _problem(self, request: GenerateRequest, mask: Mask | None, update: TokenUpdate) -> Exception | None:
+        """What is wrong with a last update that is no answer's end."""
+        if update.finish_reason == "error" and mask is not None and mask.failed:
+            return _too_complex(request.sampling.grammar)
+        return _too_late(self._engine.retry_after_s()) if update.finish_reason == "shed" else None
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if _may_take_long(prompt):
@@ -246,10 +278,6 @@ class NativeGenerator:
             return self._codec.chat_text(prompt.messages, tools=prompt.tools, variables=prompt.variables)
         return prompt.text if prompt.text is not None else self.decode(prompt.token_ids or ())
 
-    def _submit(self, request: GenerateRequest, engine_id: str, prompt_ids: tuple[int, ...], mask: Mask | None) -> None:
-        with _naming(request.prompt):
-            self._engine.submit(_token_request(request, engine_id, prompt_ids), mask)
-
     def _on_updates(self, updates: Sequence[TokenUpdate]) -> None:
         """On the engine's thread, once per step."""
         loop = self._loop
@@ -259,9 +287,9 @@ class NativeGenerator:
 
     def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
         for update in updates:
-            inbox = self._inboxes.get(update.request_id)
-            if inbox is not None:
-                inbox.put(update)
+            receiver = self._receivers.get(update.request_id)
+            if receiver is not None:
+                receiver.put(update)
 
 
 def _may_take_long(prompt: Prompt) -> bool:

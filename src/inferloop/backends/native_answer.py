@@ -1,44 +1,99 @@
-"""One request of our own engine on its way out: updates that wait to be read, and the deltas made of them."""
+"""One request of our own engine on its way out: who takes its updates in, and the deltas made of them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 from inferloop.backends.assemble import Assembler, IncrementalDecoder
-from inferloop.backends.protocols import Delta, GenerateRequest, StageTimes
+from inferloop.backends.protocols import Delta, GenerateRequest, StageTimes, Take
 from inferloop.core.clock import Clock
 from inferloop.core.errors import EngineError
 from inferloop.engine.roster import TokenUpdate
 
 
-class Inbox:
-    """Updates of one request that its consumer has not taken yet. `ended`: the engine has let go of the request."""
+class Receiver(Protocol):
+    """Gets one request's updates, on the event loop. `ended`: the engine has let go of the request."""
+
+    ended: bool
+
+    def put(self, update: TokenUpdate) -> None: ...
+
+
+class OnlyUpdate:
+    """Receiver of a request that has one update; `update` is done when it has come."""
 
     def __init__(self) -> None:
-        self._updates: deque[TokenUpdate] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self.update: asyncio.Future[TokenUpdate] = asyncio.get_running_loop().create_future()
         self.ended = False
 
     def put(self, update: TokenUpdate) -> None:
-        self._updates.append(update)
-        self.ended = self.ended or update.finish_reason is not None
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self.ended = True
+        if not self.update.done():
+            self.update.set_result(update)
 
-    def take(self) -> TokenUpdate | None:
-        """The oldest, if there is any."""
-        return self._updates.popleft() if self._updates else None
 
-    def arrival(self) -> asyncio.Future[None]:
-        """Done when something has come, for which the one consumer may look then."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        return self._waiter
+class Together:
+    """Requests that were asked for at once. `done` when all have ended, or with the first failure of any, which is when
+    it is `failed`."""
 
-    async def get(self) -> TokenUpdate:
-        while (update := self.take()) is None:
-            await self.arrival()
-        return update
+    def __init__(self, num: int) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._num_open = num
+        self.failed = False
+
+    def end_one(self) -> None:
+        self._num_open -= 1
+        if not self._num_open and not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        self.failed = True
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class DeltaReceiver:
+    """Receiver that hands on each delta as soon as it can be made: no task is woken for a token."""
+
+    __slots__ = ("_answer", "_index", "_on_stop", "_problem", "_take", "_together", "ended")
+
+    def __init__(
+        self,
+        index: int,
+        answer: Answer,
+        take: Take,
+        together: Together,
+        *,
+        problem: Callable[[TokenUpdate], Exception | None],
+        on_stop: Callable[[], None],
+    ) -> None:
+        """`problem` tells what is wrong with a last update, if anything. `on_stop` is called at a stop string, which
+        the engine cannot see."""
+        self._index, self._answer, self._take, self._together = index, answer, take, together
+        self._problem, self._on_stop = problem, on_stop
+        self.ended = False
+
+    def put(self, update: TokenUpdate) -> None:
+        if self.ended or self._together.failed:
+            self.ended = self.ended or update.finish_reason is not None
+            return
+        try:
+            if update.finish_reason is not None:
+                self.ended = True
+                if (problem := self._problem(update)) is not None:
+                    raise problem
+            delta = self._answer.delta(update)
+            self._take(self._index, delta)
+        except BaseException as error:  # what takes deltas must not end the event loop
+            self._together.fail(error)
+            return
+        if delta.finish_reason is not None:
+            if not self.ended:
+                self.ended = True
+                self._on_stop()
+            self._together.end_one()
 
 
 class Answer:
@@ -47,10 +102,13 @@ class Answer:
     def __init__(
         self, decoder: IncrementalDecoder, request: GenerateRequest, prompt_ids: tuple[int, ...], clock: Clock
     ) -> None:
-        self._request, self._prompt_ids, self._now_ns = request, prompt_ids, clock.now_ns
+        self._request, self.prompt_ids, self._now_ns = request, prompt_ids, clock.now_ns
         self._assembler = Assembler(decoder, request.sampling)
         self._t_tokenized_ns = clock.now_ns()
         self._wants_logprobs = request.sampling.num_logprobs is not None
+        self._push = decoder.push
+        self._is_plain = not self._wants_logprobs and not request.sampling.stop
+        """Its deltas are nothing but the text of their tokens, the first and the last one aside."""
         self._t_first_ns: int | None = None
         self._t_last_ns: int | None = None
         self._detokenize_ns = 0
@@ -59,6 +117,13 @@ class Answer:
     def delta(self, update: TokenUpdate) -> Delta:
         """Raises EngineError when the engine gave the request up."""
         finish = update.finish_reason
+        if finish is None and self._is_plain and self._told_prompt:  # nearly always
+            start_ns = self._now_ns()
+            text = self._push(update.token_ids)
+            self._t_first_ns = self._t_first_ns or update.t_ns
+            self._t_last_ns = update.t_ns
+            self._detokenize_ns += self._now_ns() - start_ns
+            return Delta(text, update.token_ids, update.t_ns)
         if finish == "abort" or finish == "error" or finish == "shed":
             raise EngineError("the engine stopped before this request was complete")
         if update.token_ids:
@@ -80,7 +145,7 @@ class Answer:
             token_ids=piece.token_ids,
             t_ns=update.t_ns,
             logprobs=piece.logprobs,
-            prompt_token_ids=self._prompt_ids if is_first else None,
+            prompt_token_ids=self.prompt_ids if is_first else None,
             prompt_logprobs=update.prompt_logprobs,
             num_cached_tokens=update.num_cached_tokens,
             finish_reason=finish,

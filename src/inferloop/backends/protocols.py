@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -189,6 +189,25 @@ class Embedder(Protocol):
 
     async def embed(self, request: EmbedRequest) -> Embedding:
         """Raises RequestError (before any work) for what cannot be served, OverloadedError when the queue is full."""
+        ...
+
+
+Take = Callable[[int, Delta], None]
+"""Takes a delta of one of several requests, which the number tells."""
+
+
+@runtime_checkable
+class Pusher(Protocol):
+    """What a Generator offers beside generating that takes several requests at once, and hands deltas on where they
+    come up instead of waking somebody for each."""
+
+    async def push(self, requests: Sequence[GenerateRequest], take: Take) -> None:
+        """Generate for all, which are of one priority: all get a place in the queue, or none does. `take` is called on
+        the event loop, outside of any task, and does not wait.
+
+        Returns when all have ended. Raises as `generate` does, and the first failure of any request or of `take`.
+        However it ends, cancelled too, no request is left and `take` is not called any more.
+        """
         ...
 
 

@@ -54,7 +54,7 @@ def response_table(points: Sequence[BenchPoint]) -> Table | None:
     opened = [p for p in points if p.mode == "open"]
     if not opened:
         return None
-    table = _table("As users met it (ms from the intended instant; goodput is of what was offered)")
+    table = _table("As users met it (ms from the intended instant)")
     table.padding = (0, 2 if stdout.width >= _ROOMY else 1, 0, 0)
     for name in (
         "point",

@@ -114,23 +114,29 @@ class Engine:
                 self._fail(EngineError("the device hangs"))
 
     def submit(self, request: TokenRequest, mask: Mask | None = None) -> None:
-        """Queue a request; what `sampling.grammar` asks for comes compiled, as a fresh `mask` that is the engine's from
-        here on. Any thread.
+        """Queue a request; see `submit_all`."""
+        self.submit_all([(request, mask)])
+
+    def submit_all(self, requests: Sequence[tuple[TokenRequest, Mask | None]]) -> None:
+        """Queue requests of one class, all of them or none; what `sampling.grammar` asks for comes compiled, as a fresh
+        mask that is the engine's from here on. Any thread.
 
         Raises RequestError or ContextLengthError for what can never be served, OverloadedError when the queue is full
         or the engine is going away, EngineError when it has failed.
         """
-        assert not request.pool or self.info.hidden_size, "this runner cannot pool"
-        assert (mask is None) == (request.sampling.grammar is None), "a grammar comes with its mask"
-        spec = _spec_of(request, mask)
-        max_tokens = resolve_max_tokens(self._config, spec)
-        num_prompt, background = len(spec.prompt_token_ids), spec.priority >= BATCH_PRIORITY
+        for request, mask in requests:
+            assert not request.pool or self.info.hidden_size, "this runner cannot pool"
+            assert (mask is None) == (request.sampling.grammar is None), "a grammar comes with its mask"
+        specs = [_spec_of(request, mask) for request, mask in requests]
+        limits = [resolve_max_tokens(self._config, spec) for spec in specs]
+        [background] = {spec.priority >= BATCH_PRIORITY for spec in specs}
         with self._changed:
-            self._check_open(num_prompt, background)
-            if spec.request_id in self._roster:
-                raise RequestError(f"request id {spec.request_id!r} is already in use", param="request_id")
-            self._roster.add(spec.request_id, num_prompt, max_tokens, background=background)
-            self._inbox.append(spec)
+            self._check_open(sum(len(spec.prompt_token_ids) for spec in specs), background, num=len(specs))
+            if len({spec.request_id for spec in specs if spec.request_id not in self._roster}) < len(specs):
+                raise RequestError("a request id is already in use", param="request_id")
+            for spec, max_tokens in zip(specs, limits, strict=True):
+                self._roster.add(spec.request_id, len(spec.prompt_token_ids), max_tokens, background=background)
+            self._inbox += specs
             if not background:
                 self._urgent.set()
             self._changed.notify_all()
@@ -146,14 +152,14 @@ class Engine:
         with self._changed:
             return self._pacer.retry_after_s(*self._roster.load().ahead_of(background=False))
 
-    def _check_open(self, num_prompt: int, background: bool) -> None:
-        """Caller holds the lock."""
+    def _check_open(self, num_prompt: int, background: bool, num: int = 1) -> None:
+        """For `num` requests with prompts of `num_prompt` tokens altogether. Caller holds the lock."""
         if self._failure is not None:
             raise EngineError(f"the engine has failed: {self._failure}")
         if self._draining:
             raise OverloadedError("the engine is stopping", reason="stopping")
         load = self._roster.load()
-        reason = load.refuses(self._config, num_prompt, background)
+        reason = load.refuses(self._config, num_prompt, background, num)
         if reason is not None:
             retry_after_s = self._pacer.retry_after_s(*load.ahead_of(background))
             raise OverloadedError("the queue is full", retry_after_s=retry_after_s, reason=reason)

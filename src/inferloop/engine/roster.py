@@ -81,11 +81,11 @@ class Load:
         ahead = (self.foreground, self.background) if background else (self.foreground,)
         return sum(one.prompt_tokens for one in ahead), sum(one.output_tokens for one in ahead)
 
-    def refuses(self, config: ScheduleConfig, num_tokens: int, background: bool) -> str | None:
-        """Why a prompt of `num_tokens` has no place any more: "queue_full" or "queue_tokens"; None when it has one. An
-        empty queue takes any prompt."""
+    def refuses(self, config: ScheduleConfig, num_tokens: int, background: bool, num: int = 1) -> str | None:
+        """Why `num` requests with prompts of `num_tokens` altogether have no place any more: "queue_full" or
+        "queue_tokens"; None when they have one. An empty queue takes prompts of any length."""
         num_background = self.background.num_present
-        if not has_room(config, self.foreground.num_present + num_background, num_background, background):
+        if not has_room(config, self.foreground.num_present + num_background, num_background, background, num):
             return "queue_full"
         before, _ = self.ahead_of(background)
         if before and before + num_tokens > config.max_waiting_tokens:

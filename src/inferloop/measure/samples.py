@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inferloop.core.units import NS_PER_MS, NS_PER_S
-from inferloop.measure.columns import ABSENT, CENSORED, CUT, FAILED, NOT_THE_SERVICE, OK, Columns, Floats, Ints
+from inferloop.measure.columns import ABSENT, CENSORED, CUT, FAILED, NOT_THE_SERVICE, OK, Bools, Columns, Floats, Ints
 from inferloop.measure.timing import READING_TOK_S, RequestTiming
 
 __all__ = [
@@ -90,6 +90,13 @@ class Samples:
         """(values, owners), hidden ones as the time that had passed."""
         values = np.concatenate([self.values, np.full(self.num_failed, np.inf), self.hidden])
         return values, np.concatenate([self.owners, self.failed_owners, self.hidden_owners])
+
+    def owned_by(self, chosen: Bools) -> Samples:
+        """Those of the chosen requests alone. Of a metric with one sample per request."""
+        kept = [chosen[owners] for owners in (self.owners, self.failed_owners, self.hidden_owners)]
+        failed, hidden_owners = self.failed_owners[kept[1]], self.hidden_owners[kept[2]]
+        num = int(kept[0].sum()) + len(failed) + len(hidden_owners)
+        return Samples(self.values[kept[0]], self.owners[kept[0]], failed, self.hidden[kept[2]], hidden_owners, num)
 
     def num_over(self, limit: float) -> tuple[int, int]:
         """(certainly, possibly) over the limit."""

@@ -16,6 +16,7 @@ from inferloop.measure.columns import ABSENT, OK, Columns, Floats, Ints
 from inferloop.measure.latency import INTERVAL_CONFIDENCE, Latency
 from inferloop.measure.samples import CENSORED, METRICS, Requests, Samples, collect, concerns_service, is_failure
 from inferloop.measure.sessions import session_samples, sessions
+from inferloop.measure.steady import SteadyStart, steady_start
 from inferloop.measure.stutter import Stutter, stutter
 from inferloop.measure.timing import RequestTiming
 
@@ -77,6 +78,8 @@ class PointSummary:
     session_ms: Latency | None
     tokens_per_chunk: float | None
     achieved_interval: Interval | None
+    steady: SteadyStart
+    steady_ttft_ms: Latency
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -100,6 +103,8 @@ def summarize(requests: Sequence[RequestTiming], *, mode: Mode, offered_qps: flo
         none = np.zeros(0, np.int64)
         delay = Latency.of(Samples(late, intended, none, np.zeros(0), none, len(late)), bootstrap)
     whole = session_samples(requests)
+    steady = steady_start(c)
+    ttft = collect("ttft_ms", c)
     qps, basis = _achieved(c)
     good = c.status[c.owner] == OK
     return PointSummary(
@@ -124,6 +129,8 @@ def summarize(requests: Sequence[RequestTiming], *, mode: Mode, offered_qps: flo
         else None,
         tokens_per_chunk=float(c.chunk_n[good].mean()) if good.any() else None,
         achieved_interval=_achieved_interval(c) if basis == "completions" else None,
+        steady=steady,
+        steady_ttft_ms=Latency.of(ttft.owned_by(c.send >= (steady.t_ns or 0)), bootstrap),
         **latencies,
         **response,  # type: ignore[arg-type]
     )

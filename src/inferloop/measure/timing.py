@@ -17,6 +17,7 @@ READING_TOK_S = 5.3
 DEFINITIONS = {
     "ttft_ms": "first token chunk - send",
     "response_ttft_ms": "first token chunk - intended instant; none in a closed loop",
+    "steady_ttft_ms": "ttft_ms without the first requests that MSER-5 takes for the filling of the pipeline",
     "ttfat_ms": "first chunk of the answer itself (neither reasoning nor a tool call) - send; none without an answer",
     "response_ttfat_ms": "first chunk of the answer itself - intended instant",
     "tpot_ms": "(last chunk - first chunk) / tokens after the first chunk",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 Child = Markup | str | int | float | None
-_VOID = frozenset({"meta", "br", "hr"})
+_VOID = frozenset({"meta", "br", "hr", "input"})
 
 
 def tag(name: str, /, *children: Child | Iterable[Child], **attributes: str | int | float | bool | None) -> Markup:

@@ -22,6 +22,7 @@ from inferloop.pages.points import errors_table, percentiles_table, point_name, 
 from inferloop.pages.quality import quality
 from inferloop.pages.sizing import headline, sizing
 from inferloop.pages.text import instant, verdict, words
+from inferloop.pages.timing import pick_streams, timing_script, timing_simulator
 from inferloop.pages.verdicts import Json, declared, is_void, judged_point, mapping, mappings, slo_of, slo_table
 from inferloop.pages.waterfall import waterfall
 
@@ -48,7 +49,10 @@ def render_report(run: Mapping[str, Any]) -> str:
         tag("footer", tag("p", "Written by inferloop. This file needs no network and sends nothing.")),
     ]
     drawn = any("data-chart=" in str(content) for _, _, content in parts)
-    return document(f"{service}: inferloop report", body, scripts=(bokeh_script(), DRAW) if drawn else ())
+    scripts = [bokeh_script(), DRAW] if drawn else []
+    if any(anchor == "timing" for anchor, _, _ in parts):
+        scripts.append(timing_script())
+    return document(f"{service}: inferloop report", body, scripts=scripts)
 
 
 def _sections(
@@ -87,6 +91,9 @@ def _sections(
     timeline, bars = over_time(rows), waterfall(rows)
     if timeline or bars:
         parts.append(("requests", "Requests", [timeline.html() if timeline else None, bars]))
+    streams = pick_streams({"": rows})
+    if streams:
+        parts.append(("timing", "Token timing", [timing_simulator(streams)]))
     done = stages(mappings(run.get("stages")), header)
     if done:
         parts.append(("stages", "Stages", [done]))

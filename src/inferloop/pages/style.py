@@ -81,6 +81,28 @@ pre { background: var(--raised); border: 1px solid var(--line); padding: 0.9rem 
   font-size: 0.86rem; line-height: 1.5; margin: 0.5rem 0; }
 code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 code { font-size: 0.9em; }
+.controls { display: flex; flex-wrap: wrap; align-items: center; gap: 0.5rem 1.4rem; margin: 1rem 0;
+  font-size: 0.92rem; }
+.controls .quiet { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+.clock { margin-left: 0.9rem; font-variant-numeric: tabular-nums; }
+button, select, input { font: inherit; color: inherit; background: var(--raised); border: 1px solid var(--line);
+  border-radius: 4px; padding: 0.2rem 0.6rem; }
+button { margin-right: 0.4rem; cursor: pointer; } button:hover { border-color: var(--accent); }
+input[type="range"] { padding: 0; vertical-align: middle; accent-color: var(--accent); width: 9rem; }
+.lanes { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.25rem 2rem; }
+.lanes label { font-size: 0.92rem; } .lanes > div { min-width: 0; }
+.lanes output { display: block; height: 9rem; overflow-y: auto; margin: 0.5rem 0; padding: 0.5rem 0.75rem;
+  border: 1px solid var(--line); border-left: 4px solid var(--line); background: var(--raised); }
+.lanes .stalled output { border-left-color: var(--bad); }
+.lanes dl { grid-template-columns: 1fr; } .lanes dl > div { grid-template-columns: 14rem 1fr; padding: 0.2rem 0; }
+.lanes svg path, .lanes svg line { vector-effect: non-scaling-stroke; }
+.shown { fill: none; stroke: var(--accent); stroke-width: 2; } .head { stroke: var(--ink); }
+.reader { stroke: var(--soft); stroke-dasharray: 5 4; } .stall { fill: var(--bad); opacity: 0.18; }
+fieldset { border: 1px solid var(--line); margin: 1.25rem 0; padding: 0.75rem 1rem; font-size: 0.92rem; }
+fieldset:disabled { opacity: 0.55; }
+.inputs { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 0.5rem 1.5rem; }
+.inputs label { display: flex; justify-content: space-between; align-items: center; gap: 0.75rem; }
+.inputs input { width: 6rem; }
 footer { padding-block: 0 3rem; color: var(--soft); font-size: 0.9rem; }
 @media (max-width: 40rem) {
   body { font-size: 15px; } h1 { font-size: 1.45rem; } header.page { padding-top: 1.25rem; }

@@ -22,6 +22,7 @@ WORDS = {
 METRICS = {
     "ttft_ms": "TTFT",
     "response_ttft_ms": "Response TTFT",
+    "steady_ttft_ms": "TTFT, steady state",
     "ttfat_ms": "First answer token",
     "response_ttfat_ms": "Response first answer token",
     "tpot_ms": "TPOT",

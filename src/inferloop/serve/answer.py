@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from inferloop.backends.protocols import GenerateRequest, GeneratorInfo
+from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo
 from inferloop.core.errors import EngineError, RequestError
 from inferloop.core.ids import new_id
 from inferloop.core.request import FinishReason
@@ -95,12 +94,14 @@ async def answer_whole(attempt: Attempt, prepared: Prepared) -> bytes:
     """Generate all choices and give the whole answer's body; `attempt` is not ended yet."""
     encoder = prepared.encoder
     finishes: dict[int, EngineFinish] = {}
-    async with contextlib.aclosing(generate_all(attempt.replica.generator, prepared.requests)) as deltas:
-        async for index, delta in deltas:
-            attempt.on_delta(delta, index)
-            encoder.collect(index, delta)
-            if delta.finish_reason is not None:
-                finishes[index] = public_finish(delta.finish_reason)
+
+    def take(index: int, delta: Delta) -> None:
+        attempt.on_delta(delta, index)
+        encoder.collect(index, delta)
+        if delta.finish_reason is not None:
+            finishes[index] = public_finish(delta.finish_reason)
+
+    await generate_all(attempt.replica.generator, prepared.requests, take)
     usage = attempt.usage
     in_order = [public_finish(finishes.get(index)) for index in range(len(prepared.requests))]
     timings = attempt.timings(usage.completion_tokens)

@@ -12,6 +12,8 @@ from inferloop.serve.errors import NOT_FAULTS, BodyTooLargeError, error_headers,
 
 REQUEST_ID = "inferloop.request_id"
 """Scope key under which the envelope puts the id of the request."""
+SEND_PART = "inferloop.send_part"
+"""Scope key of a shorter way to send a part of a body, without the layers that only look at how a response begins."""
 JSON_HEADERS = [(b"content-type", b"application/json")]
 
 
@@ -59,6 +61,17 @@ async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tupl
 async def send_error(send: Send, error: BaseException) -> None:
     """An OpenAI error object with the error's status."""
     await send_json(send, error_status(error), error_object(error), error_headers(error))
+
+
+class Outermost:
+    """Around the whole application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SEND_PART] = send
+        await self._app(scope, receive, send)
 
 
 class Envelope:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import structs
 
 from inferloop.backends.protocols import Delta
 from inferloop.serve.extras import Extras
@@ -13,6 +14,7 @@ from inferloop.serve.replies import (
     ChatCompletion,
     ChatLogprob,
     ChatLogprobs,
+    CompletionTokensDetails,
     Finish,
     Timings,
     Usage,
@@ -65,7 +67,7 @@ class ChatEncoder:
         return self._writer.choice(self._finish_choice(index, finish), Timings(num_tokens=0))
 
     def closing(self, index: int, finish: Finish, usage: Usage, timings: Timings) -> bytes:
-        return self._writer.closing(self._finish_choice(index, finish), usage, timings)
+        return self._writer.closing(self._finish_choice(index, finish), self._detailed(usage), timings)
 
     def broken(self, error: BaseException) -> bytes:
         return error_event(error)
@@ -90,12 +92,18 @@ class ChatEncoder:
             for i, (reader, logprobs, finish) in enumerate(zip(self._readers, self._logprobs, finishes, strict=True))
         ]
         head = self._head
-        answer = ChatCompletion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
+        answer = ChatCompletion(
+            id=head.id, created=head.created, model=head.model, choices=choices, usage=self._detailed(usage)
+        )
         answer.prompt_token_ids = self._extras.prompt_token_ids(0)
         answer.prompt_logprobs = self._extras.prompt_logprobs(0)
         if head.with_timings:
             answer.inferloop = timings
         return _dumps(answer)
+
+    def _detailed(self, usage: Usage) -> Usage:
+        num = sum(reader.num_reasoning_tokens for reader in self._readers)
+        return structs.replace(usage, completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num))
 
     def _frame(self, index: int) -> TextFrame | None:
         """None: what a delta shows must be found out one by one."""

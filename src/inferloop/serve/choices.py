@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from inferloop.backends.protocols import Delta, GenerateRequest, Generator
+from inferloop.backends.protocols import GenerateRequest, Generator, Pusher, Take
 from inferloop.core.request import Sampling
-from inferloop.serve.errors import NOT_FAULTS
 from inferloop.serve.wire import Call
-
-_Item = tuple[int, Delta] | BaseException | None
 
 
 def choice_sampling(sampling: Sampling, k: int) -> Sampling:
@@ -42,45 +39,26 @@ def spread(call: Call, request: GenerateRequest) -> list[GenerateRequest]:
     return [replace(one, sheddable=i == 0) for i, one in enumerate(requests)]
 
 
-async def generate_all(
-    generator: Generator, requests: Sequence[GenerateRequest]
-) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Deltas of all requests as they come, with the request's place. Ends when all have ended.
-
-    The first failure of any is raised. However it ends, also by `aclose`, no request is left in the generator.
-    """
-    if len(requests) == 1:
-        async with contextlib.aclosing(generator.generate(requests[0])) as deltas:
-            async for delta in deltas:
-                yield 0, delta
+async def generate_all(generator: Generator, requests: Sequence[GenerateRequest], take: Take) -> None:
+    """`take` gets the deltas of all requests as they come; see Pusher, whose `push` this is for every generator. One
+    that is no Pusher is asked for each choice by a task of its own."""
+    if isinstance(generator, Pusher):
+        await generator.push(requests, take)
         return
-    # Not bounded: what is not read yet is bounded by max_tokens, as it is inside the generator for one request.
-    inbox: asyncio.Queue[_Item] = asyncio.Queue()
-    tasks = [asyncio.create_task(_pump(generator, i, request, inbox)) for i, request in enumerate(requests)]
+    if len(requests) == 1:
+        await _pump(generator, 0, requests[0], take)
+        return
+    tasks = [asyncio.create_task(_pump(generator, i, request, take)) for i, request in enumerate(requests)]
     try:
-        num_open = len(tasks)
-        while num_open:
-            item = await inbox.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield item
+        for ended in asyncio.as_completed(tasks):
+            await ended
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(generator: Generator, index: int, request: GenerateRequest, inbox: asyncio.Queue[_Item]) -> None:
-    try:
-        async with contextlib.aclosing(generator.generate(request)) as deltas:
-            async for delta in deltas:
-                inbox.put_nowait((index, delta))
-    except BaseException as error:
-        inbox.put_nowait(error)
-        if isinstance(error, NOT_FAULTS):
-            raise
-    else:
-        inbox.put_nowait(None)
+async def _pump(generator: Generator, index: int, request: GenerateRequest, take: Take) -> None:
+    async with contextlib.aclosing(generator.generate(request)) as deltas:
+        async for delta in deltas:
+            take(index, delta)

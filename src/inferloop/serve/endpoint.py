@@ -12,7 +12,15 @@ from starlette.types import Receive, Scope, Send
 
 from inferloop.core.errors import EngineError, InferloopError, RequestError
 from inferloop.core.ids import TraceContext
-from inferloop.serve.asgi import REQUEST_ID, ClientGoneError, read_body, send_body, send_error, wait_disconnect
+from inferloop.serve.asgi import (
+    REQUEST_ID,
+    SEND_PART,
+    ClientGoneError,
+    read_body,
+    send_body,
+    send_error,
+    wait_disconnect,
+)
 from inferloop.serve.errors import NOT_FAULTS, cut_short, error_status, log_bug
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica
@@ -28,6 +36,8 @@ class Answering(ABC):
 
     def __init__(self, attempt: Attempt, send: Send) -> None:
         self.attempt, self.send = attempt, send
+        self.send_part = send
+        """The same for parts of a body that has begun, and for them only."""
         self.started = False
 
     @abstractmethod
@@ -79,11 +89,6 @@ class Endpoint(ABC):
         """What answers one request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # In a task of its own: it is woken for every token, and each time the way to here, down all of routing and
-        # middleware, would have to be gone again. Cancelling this one cancels that one.
-        await asyncio.create_task(self._answer(scope, receive, send))
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         attempt = Attempt(
             self._replica,
@@ -96,6 +101,7 @@ class Endpoint(ABC):
         assert task is not None
         self._replica.attempts[task] = attempt
         answer = self.answering(attempt, headers, send)
+        answer.send_part = scope.get(SEND_PART, send)
         watcher: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle | None = None
         try:

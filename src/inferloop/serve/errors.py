@@ -35,6 +35,13 @@ class BodyTooLargeError(RequestError):
         super().__init__(f"The request body exceeds {limit_bytes} bytes", code="request_too_large")
 
 
+class HeadTooLargeError(RequestError):
+    status = 431
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The request's line and headers exceed {limit_bytes} bytes", code="headers_too_large")
+
+
 class NotFoundError(RequestError):
     status = 404
 

@@ -81,6 +81,7 @@ class Attempt:
         self._t_first_ns: int | None = None
         self._t_last_ns: int | None = None
         self._offsets_us: list[int] = []
+        self._gaps = None if background else replica.metrics.histograms["itl"]
         self._keep = replica.config.capture != "none" and replica.content_sink is not None
 
     def interrupt(self, task: asyncio.Task[object], why: str) -> bool:
@@ -126,22 +127,20 @@ class Attempt:
         metrics.generation_tokens += num_tokens
         if self._t_first_ns is None or self._t_last_ns is None:
             self._first, self._t_first_ns = choice, t_ns
-            self._observe("ttft", (t_ns - self.t_in_ns) / NS_PER_S)
+            if not self._background:
+                metrics.observe("ttft", (t_ns - self.t_in_ns) / NS_PER_S)
         if choice.t_first_ns is None:
             choice.t_first_ns = t_ns
         else:
             choice.num_after_first += num_tokens
-            self._observe("itl", (t_ns - choice.t_last_ns) / NS_PER_S / num_tokens, num_tokens)
+            if self._gaps is not None:
+                self._gaps.observe((t_ns - choice.t_last_ns) / NS_PER_S / num_tokens, num_tokens)
         choice.t_last_ns = t_ns
         # Choices reach this loop one after the other, so stamps of two of them may come in the wrong order.
         if self._t_last_ns is None or t_ns > self._t_last_ns:
             self._t_last_ns = t_ns
         self._num_output += num_tokens
         self._offsets_us += [max(0, t_ns - self._t_first_ns) // 1000] * num_tokens
-
-    def _observe(self, key: str, seconds: float, times: int = 1) -> None:
-        if not self._background:
-            self.replica.metrics.observe(key, seconds, times)
 
     @property
     def usage(self) -> Usage:

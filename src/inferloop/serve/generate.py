@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-
 from starlette.datastructures import Headers
 from starlette.types import Send
 
 from inferloop.core.errors import RequestError
-from inferloop.serve import sse
-from inferloop.serve.answer import Dialect, Prepared, answer_whole, prepare, public_finish
-from inferloop.serve.asgi import send_body, send_json, start
-from inferloop.serve.choices import generate_all
+from inferloop.serve.answer import Dialect, Prepared, answer_whole, prepare
+from inferloop.serve.asgi import send_body, send_json
 from inferloop.serve.endpoint import Answering, Endpoint
 from inferloop.serve.finish import Attempt
 from inferloop.serve.replica import Replica
+from inferloop.serve.sse import Encoder
+from inferloop.serve.stream import Stream
 
 
 class GenerateEndpoint(Endpoint):
@@ -31,7 +28,7 @@ class _Answer(Answering):
     def __init__(self, attempt: Attempt, dialect: Dialect, send: Send, *, with_timings: bool) -> None:
         super().__init__(attempt, send)
         self._dialect, self._with_timings = dialect, with_timings
-        self._encoder: sse.Encoder | None = None
+        self._encoder: Encoder | None = None
 
     async def run(self, body: bytes) -> None:
         prepared = await prepare(self.attempt, self._dialect, body, with_timings=self._with_timings)
@@ -54,30 +51,7 @@ class _Answer(Answering):
         await send_json(self.send, 200, body)
 
     async def _stream(self, prepared: Prepared) -> None:
-        """The headers go out with the first delta, so that what fails before it still gets its own status."""
-        attempt, encoder, requests = self.attempt, prepared.encoder, prepared.requests
-        num_open, last, send = len(requests), b"", self.send
-        async with contextlib.aclosing(generate_all(attempt.replica.generator, requests)) as deltas:
-            async for index, delta in deltas:
-                attempt.on_delta(delta, index)
-                opening = b"" if self.started else encoder.opening(delta)
-                if delta.prompt_logprobs is None:
-                    chunk = opening + encoder.chunk(index, delta)
-                else:  # of a long prompt they are megabytes, which must not hold up other requests
-                    chunk = opening + await asyncio.to_thread(encoder.chunk, index, delta)
-                if not self.started:
-                    self.started = True
-                    await start(self.send, 200, sse.HEADERS)
-                if delta.finish_reason is not None:
-                    finish = public_finish(delta.finish_reason)
-                    num_open -= 1
-                    if num_open:
-                        chunk += encoder.ended(index, finish)
-                    else:
-                        last = encoder.closing(index, finish, attempt.usage, attempt.timings(0))
-                if chunk:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        if num_open:
-            public_finish(None)
-        attempt.finish()
-        await send_body(self.send, last)
+        stream = Stream(self, prepared)
+        await stream.run()
+        self.attempt.finish()
+        await send_body(self.send, stream.last)

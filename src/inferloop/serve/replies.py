@@ -21,13 +21,18 @@ class CachedTokens(Struct, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, kw_only=True):
+    reasoning_tokens: int
+
+
 class Usage(Struct, kw_only=True):
-    """`prompt_tokens` includes the cached ones."""
+    """`prompt_tokens` includes the cached ones. Chats tell the details of what was generated."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class Timings(Struct, kw_only=True):

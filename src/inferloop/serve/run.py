@@ -19,6 +19,8 @@ import uvloop
 from starlette.applications import Starlette
 
 from inferloop.core.errors import PortInUseError
+from inferloop.serve.asgi import Outermost
+from inferloop.serve.http import HttpProtocol
 from inferloop.serve.replica import Replica
 
 
@@ -48,8 +50,8 @@ def _port_error(host: str, port: int, error: OSError) -> PortInUseError:
 
 def _config(app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
-        http="httptools",
+        Outermost(app),
+        http=HttpProtocol,
         ws="none",
         loop="none",
         lifespan="on",

@@ -11,6 +11,7 @@ from inferloop.backends.protocols import Delta
 from inferloop.core.ids import new_id
 from inferloop.engine.text.answer import AnswerParts, AnswerPlan, AnswerReader
 from inferloop.engine.text.tools.calls import ToolCall
+from inferloop.serve.reasoning import ReasoningTokens
 from inferloop.serve.replies import AnswerCall, AnswerFunction, AssistantMessage, Finish
 
 _dumps = msgspec.json.encode
@@ -25,6 +26,11 @@ class ChoiceReader:
         self._text: list[str] = []
         self._calls: list[ToolCall] = []
         self._num_shown = 0
+        self._thinking = ReasoningTokens()
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._thinking.num
 
     def read(self, delta: Delta) -> list[AnswerParts]:
         """What became clear with this delta; keeps it for `message`."""
@@ -35,6 +41,7 @@ class ChoiceReader:
             self._reasoning.append(parts.reasoning)
             self._text.append(parts.text)
             self._calls += parts.calls
+        self._thinking.add(found, len(delta.token_ids), answering=self._reader.answering)
         return found
 
     def finish(self, finish: Finish) -> Finish:

@@ -146,7 +146,7 @@ async def test_leaving_at_any_time_frees_everything(native: Native, seed: int) -
         await asyncio.gather(*(leaver(g, i) for i in range(40)))
         assert ids_of(await stayer) == continuation(list(b"stay"), 100, VOCAB)
         await settled(g)
-        assert g._inboxes == {}
+        assert g._receivers == {}
 
 
 async def test_refusals_name_the_field_and_leave_nothing(native: Native) -> None:

@@ -11,6 +11,7 @@ from inferloop.measure.quantiles import quantile
 from inferloop.measure.samples import collect
 from inferloop.measure.saturation import over_saturated, saturation_of
 from inferloop.measure.steady import Truncation, in_flight_at_sends, mser5, steady_start
+from inferloop.measure.summary import summarize
 from inferloop.measure.timing import Chunk, RequestTiming
 
 
@@ -84,6 +85,11 @@ def test_the_first_burst_of_a_closed_loop_is_left_out() -> None:
     assert quantile(steady, 0.95) == pytest.approx(100.0)
     assert quantile(whole, 0.95) == pytest.approx(400.0)
     assert quantile(whole, 0.99) == pytest.approx(800.0)
+    longer = summarize(closed_loop(400), mode="burst")
+    assert longer.steady_ttft_ms.p95 == pytest.approx(100.0)
+    assert longer.steady.reached and longer.steady_ttft_ms.max == pytest.approx(100.0)
+    assert longer.ttft_ms.max == pytest.approx(800.0)
+    assert longer.as_json()["steady"]["index"] == start.index
 
 
 def test_requests_that_failed_or_were_cut_off_are_in_flight() -> None:

@@ -131,3 +131,5 @@ def test_broken_stamps_are_named() -> None:
     assert "backwards" in violations(request(0.5, 0.1, 0.2))[0]
     assert "intended" in violations(request(0.0, 0.1, 0.2, t_intended_ns=5))[0]
     assert "without a token" in violations(request(0.0, 0.1, 0.2, chunks=()))[0]
+    assert "before the send" in violations(request(0.05, 0.1, 0.2, t_first_answer_ns=5))[0]
+    assert "after the end" in violations(request(0.05, 0.1, 0.2, empty_frames_ns=(NS_PER_S,)))[0]

@@ -17,7 +17,7 @@ import pytest
 
 from inferloop.pages.report import render_report
 
-VOID_TAGS = {"meta", "br", "hr"}
+VOID_TAGS = {"meta", "br", "hr", "input"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
 
@@ -97,7 +97,7 @@ def test_it_may_reach_nothing_and_run_only_its_own_scripts(run: dict[str, Any]) 
     assert "unsafe" not in scripts
     bodies = re.findall(r"<script>(.*?)</script>", made, re.DOTALL)
     wanted = {f"'sha256-{base64.b64encode(hashlib.sha256(b.encode()).digest()).decode()}'" for b in bodies}
-    assert len(bodies) == 2 and wanted == set(scripts.split())
+    assert len(bodies) == 3 and wanted == set(scripts.split())
     outside = [
         a for _, a in page.tags for name in ("src", "href", "action") if not (a.get(name) or "#").startswith("#")
     ]
@@ -128,17 +128,18 @@ def test_what_a_user_named_stays_text(run: dict[str, Any]) -> None:
 def test_chart_data_cannot_end_its_block(run: dict[str, Any]) -> None:
     run["header"]["contract"]["slo"]["objectives"][0]["metric"] = "ttft_ms"
     made = render_report(run)
-    blocks = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', made, re.DOTALL)
-    assert len(blocks) == 5, "TTFT, TPOT, TTLT, throughput, over time"
-    for block in blocks:
-        assert "<" not in block
+    blocks = dict(re.findall(r'<script type="application/json" id="([^"]*)">(.*?)</script>', made, re.DOTALL))
+    assert len(blocks) == 6, "TTFT, TPOT, TTLT, throughput, over time, and streams"
+    assert not any("<" in block for block in blocks.values())
+    assert set(json.loads(blocks.pop("timing-streams"))) == {"stall_ms", "streams"}
+    for block in blocks.values():
         assert set(json.loads(block)) == {"light", "dark"}
 
 
 def test_every_chart_has_words_and_every_table_a_caption(run: dict[str, Any]) -> None:
     page = Page(render_report(run))
     images = [a for _, a in page.tags if a.get("role") == "img"]
-    assert len(images) == 6 and all(len(a.get("aria-label") or "") > 20 for a in images)
+    assert len(images) == 8 and all(len(a.get("aria-label") or "") > 20 for a in images)
     tags = [t for t, _ in page.tags]
     assert tags.count("table") == tags.count("caption") > 5
     ids = [a["id"] for _, a in page.tags if a.get("id")]

@@ -325,3 +325,27 @@ def test_rows_without_chunks_and_no_rows_at_all_survive_parquet(tmp_path: Path) 
     for written in (rows, [empty], []):
         (tmp_path / "r.parquet").write_bytes(to_parquet(written))
         assert read_parquet(tmp_path / "r.parquet") == written
+
+
+def test_a_wall_clock_set_back_in_mid_run_changes_no_latency(tmp_path: Path) -> None:
+    """Only the header's anchor is of the wall clock; whatever is subtracted is monotonic."""
+
+    class SetBack(VirtualClock):
+        def wall_ns(self) -> int:
+            return super().wall_ns() - (3600 * 10**9 if self.now_ns() > 500 else 0)
+
+    def measured(clock: VirtualClock) -> tuple[RequestTiming, ...]:
+        with RunWriter(tmp_path, verb="bench", service="demo", clock=clock) as writer:
+            for i in range(10):
+                start = clock.now_ns()
+                chunks = (Chunk(start + 40, 1), Chunk(start + 90, 1))
+                row = RequestTiming(f"r{i}", start, start + 1, None, start + 90, chunks, 1, 2)
+                writer.append(row, point="peak")
+                clock.advance(100)
+            writer.event("peak", "finished")
+            writer.finish({"verdict": "pass"})
+        return open_run(writer.path).timings
+
+    steady, stepped = measured(VirtualClock()), measured(SetBack())
+    assert stepped == steady
+    assert all(r.t_end_ns - r.t_send_ns == 89 for r in stepped)

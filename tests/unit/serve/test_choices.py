@@ -136,21 +136,24 @@ def test_choices_are_ordered_by_prompt_then_number() -> None:
 
 
 async def test_the_first_failure_is_raised_and_nothing_is_left() -> None:
-    generator = ScriptedGenerator(Script(ttft_ms=1, max_concurrency=2, max_waiting=1), model_id="m")
+    generator, taken = ScriptedGenerator(Script(ttft_ms=1, max_concurrency=2, max_waiting=1), model_id="m"), list[int]()
     with pytest.raises(OverloadedError):
-        async for _ in generate_all(generator, [request(max_tokens=9)] * 4):
-            raise AssertionError("a choice was answered before the refusal of another was told")
+        await generate_all(generator, [request(max_tokens=9)] * 4, lambda *_: taken.append(1))
+    assert not taken, "a choice was answered before the refusal of another was told"
     stats = generator.describe()[1]
     assert (stats.num_running, stats.num_waiting) == (0, 0)
 
 
-async def test_closing_early_ends_running_and_queued_choices() -> None:
+async def test_cancelling_ends_running_and_queued_choices() -> None:
     generator = ScriptedGenerator(Script(ttft_ms=1, max_concurrency=2), model_id="m")
-    async with contextlib.aclosing(generate_all(generator, [request(ignore_eos=True)] * 5)) as deltas:
-        async for _ in deltas:
-            stats = generator.describe()[1]
-            assert (stats.num_running, stats.num_waiting) == (2, 3)
-            break
+    began = asyncio.Event()
+    task = asyncio.create_task(generate_all(generator, [request(ignore_eos=True)] * 5, lambda *_: began.set()))
+    await began.wait()
+    stats = generator.describe()[1]
+    assert (stats.num_running, stats.num_waiting) == (2, 3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     stats = generator.describe()[1]
     assert (stats.num_running, stats.num_waiting) == (0, 0)
 

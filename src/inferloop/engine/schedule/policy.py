@@ -128,8 +128,8 @@ def may_admit(num_missing: int, num_free: int, num_running: int) -> bool:
     return num_missing + num_running <= num_free
 
 
-def has_room(config: ScheduleConfig, num_present: int, num_background: int, background: bool) -> bool:
-    """Whether one more may run or wait. Background work counts for itself only: however much of it is queued, nobody
+def has_room(config: ScheduleConfig, num_present: int, num_background: int, background: bool, num: int = 1) -> bool:
+    """Whether `num` more may run or wait. Background work counts for itself only: however much of it is queued, nobody
     else is turned away for it."""
     num_before = num_present if background else num_present - num_background
-    return num_before < config.max_sequences + config.max_waiting
+    return num_before + num <= config.max_sequences + config.max_waiting

@@ -7,7 +7,7 @@ computes them again. A sequence takes the blocks of all its known tokens when it
 out of them, and the first in order can always go on: every step makes progress.
 
 Background sequences stand behind all others. While anybody else runs or waits they pause, keeping their blocks until
-those or their slots are wanted; only in every BACKGROUND_EVERY-th step one of them gets a little further.
+those or their slots are wanted; only every so often one of them gets a little further (schedule/turns).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.engine.schedule.blocks import BlockTables
 from inferloop.engine.schedule.build import Chunk, PlanBuilder
 from inferloop.engine.schedule.outline import Outline, StepChanges
-from inferloop.engine.schedule.pace import MIN_PREFILL_TOKENS, StepLimits
+from inferloop.engine.schedule.pace import StepLimits
 from inferloop.engine.schedule.pacer import Waiting
 from inferloop.engine.schedule.policy import (
-    BACKGROUND_EVERY,
     ScheduleConfig,
     choose_victim,
     has_room,
@@ -36,6 +35,7 @@ from inferloop.engine.schedule.radix import Match
 from inferloop.engine.schedule.sequence import NO_SLOT, Sequence, SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import StepPlan, StepResult
 from inferloop.engine.schedule.tier import BlockTier
+from inferloop.engine.schedule.turns import BackgroundTurns
 from inferloop.engine.stats import TierStats
 
 NO_LIMITS = StepLimits()
@@ -66,7 +66,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_sequences))
         self._num_arrived = 0
         self._num_background = 0
-        self._num_paused_steps = 0
+        self._turns = BackgroundTurns(self._make_room, self._let_in)
         self._num_steps = 0
         self._in_flight: StepPlan | None = None
         self._chunks: list[Chunk] = []
@@ -172,9 +172,9 @@ class Scheduler:
         if all(self._sequences[name].background != in_background for name in step.preempted):
             self._plan_admissions(step, in_background)
         if in_background or not self._num_background:
-            self._num_paused_steps = 0
+            self._turns.reset()
         else:
-            self._plan_background_turn(step)
+            self._turns.plan(step, next(iter(self._class_running(in_background=True)), None), self._waiting.head)
         self.changes = step.changes
         if not step.chunks:
             assert not self._sequences, "sequences are left but none can go on"
@@ -254,7 +254,7 @@ class Scheduler:
         steps = range(1, min(s.num_remaining for s in stepping) + 1)
         num = bisect.bisect_right(steps, self._tables.num_free, key=num_missing)
         pauses = self._num_background and not in_background
-        return min(num, BACKGROUND_EVERY - 1 - self._num_paused_steps) if pauses else num
+        return min(num, self._turns.num_before) if pauses else num
 
     def check(self) -> None:
         """Assert every invariant: blocks, slots and queues add up. For tests and debugging."""
@@ -343,30 +343,20 @@ class Scheduler:
             while match is None and self._running and self._running[-1].background and not in_background:
                 self._preempt(self._running[-1], step)
                 match = self._admissible(head)
-            match = match and self._prefix.complete(match, head, wait=not step.chunks)
-            if match is None:
+            if not self._enter(head, match, step):
                 return
-            self._admit(self._waiting.pop(), match, step)
 
-    def _plan_background_turn(self, step: Outline) -> None:
-        """Every so often the first of those that pause gets a little further, or one is let in when none runs. It takes
-        nothing that another wants, neither budget nor blocks nor time, so its turn may be lost."""
-        self._num_paused_steps = (self._num_paused_steps + 1) % BACKGROUND_EVERY
-        step.prefill = min(step.prefill, MIN_PREFILL_TOKENS)
-        if self._num_paused_steps or step.preempted or not step.budget or not step.prefill:
-            return
-        paused, head = self._class_running(in_background=True), self._waiting.head
-        if paused and paused[0].decoding:
-            paused[0].drafts = ()
-            if self._make_room(paused[0], step):
-                step.decode(paused[0])
-        elif paused:
-            step.extend(paused[0])
-        elif head is not None and head.background:
-            match = self._admissible(head)
-            match = match and self._prefix.complete(match, head, wait=not step.chunks)
-            if match is not None:
-                self._admit(self._waiting.pop(), match, step)
+    def _let_in(self, head: Sequence, step: Outline) -> bool:
+        """Admit the head of the queue if it may enter now."""
+        return self._enter(head, self._admissible(head), step)
+
+    def _enter(self, head: Sequence, match: Match | None, step: Outline) -> bool:
+        """Admit the head of the queue if there is a beginning to start from, and all of it has come."""
+        match = match and self._prefix.complete(match, head, wait=not step.chunks)
+        if match is None:
+            return False
+        self._admit(self._waiting.pop(), match, step)
+        return True
 
     def _admissible(self, sequence: Sequence) -> Match | None:
         """The known beginning to start from when the sequence may enter now, else None."""

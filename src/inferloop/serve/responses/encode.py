@@ -13,8 +13,9 @@ import msgspec
 
 from inferloop.backends.protocols import Delta
 from inferloop.core.errors import RequestError
-from inferloop.engine.text.answer import AnswerParts, AnswerReader
+from inferloop.engine.text.answer import AnswerReader
 from inferloop.serve.errors import error_object
+from inferloop.serve.reasoning import ReasoningTokens
 from inferloop.serve.replies import Finish, Timings, Usage
 from inferloop.serve.responses.output import Event, Output
 from inferloop.serve.responses.replies import (
@@ -42,7 +43,7 @@ class ResponseEncoder:
         assert isinstance(head.call, ResponseCall)
         self._head, self._call = head, head.call
         self._reader, self._output = AnswerReader(head.call.answer), Output()
-        self._thought, self._num_before_answer = False, 0
+        self._reasoning = ReasoningTokens()
         self._num_events = self._num_tokens_untold = 0
 
     def opening(self, first: Delta) -> bytes:
@@ -93,17 +94,11 @@ class ResponseEncoder:
         found = [self._reader.push(delta.text)]
         if delta.finish_reason is not None:
             found.append(self._reader.finish())
-        self._count_reasoning(found, len(delta.token_ids))
+        self._reasoning.add(found, len(delta.token_ids), answering=self._reader.answering)
         events = self._output.add(found[0], rows)
         for parts in found[1:]:
             events += self._output.add(parts)
         return events
-
-    def _count_reasoning(self, found: list[AnswerParts], num_tokens: int) -> None:
-        thinking = any(parts.reasoning for parts in found)
-        self._thought = self._thought or thinking
-        if thinking or not self._reader.answering:
-            self._num_before_answer += num_tokens
 
     def _sent(self, events: Iterable[Event]) -> bytes:
         told = []
@@ -120,7 +115,7 @@ class ResponseEncoder:
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._num_before_answer if self._thought else 0),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._reasoning.num),
             total_tokens=usage.total_tokens,
         )
         if self._head.with_timings:
