@@ -26,6 +26,7 @@ from inferloop.core.units import NS_PER_MS, NS_PER_S
 
 _TICK_NS = 10 * NS_PER_MS
 _AT_START_NS = NS_PER_MS
+_TOGETHER = 32
 
 
 class Item(msgspec.Struct, array_like=True, gc=False):
@@ -80,7 +81,7 @@ class Engine:
         )
         self._now_ns = time.monotonic_ns
         self._in_flight: dict[Exchange, None] = {}  # in the order of their sends
-        self._sending, self._pumping = True, False
+        self._sending, self._is_pumping = True, False
         self._armed_ns: int | None = None
         self._num_started = self._num_stale = self._num_bytes_sent = 0
         self._gauge_ns = self._integral = 0
@@ -97,7 +98,7 @@ class Engine:
 
     async def run(self, start_ns: int) -> EngineReport:
         """Send from `start_ns` on and wait for the answers. Cancelling it censors what is in flight."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         num_before = self._pool.num_late
         with quiet_collector():
@@ -163,22 +164,30 @@ class Engine:
         self._pump()
 
     def _pump(self) -> None:
-        """Send all that is due, and sleep until more is."""
-        if self._pumping:
-            return
-        self._pumping = True
-        while self._sending:
+        """Send all that is due, and sleep until more is. What goes out together is made ready together: between two
+        sends there is then nothing but the stamp."""
+        self._is_pumping = False
+        if self._sending:
             now_ns = self._now_ns()
             if self._end_ns is not None and now_ns >= self._end_ns:
                 self.stop("drain")
-                break
-            due = self._agenda.due(now_ns - self._start_ns, len(self._in_flight))
-            if not due:
-                break
-            for position, intended in due:
-                self._start(position, None if intended is None else self._start_ns + intended)
-        self._pumping = False
+            else:
+                start_ns = self._start_ns
+                due = self._agenda.due(now_ns - start_ns, len(self._in_flight))
+                for i in range(0, len(due), _TOGETHER):
+                    some = [
+                        self._make(place, None if t is None else start_ns + t) for place, t in due[i : i + _TOGETHER]
+                    ]
+                    for exchange, connection in some:
+                        if connection is not None:
+                            exchange.start(connection)
         self._arm()
+
+    def _pump_soon(self) -> None:
+        """When all that has arrived by now has been stamped."""
+        if not self._is_pumping and self._sending:
+            self._is_pumping = True
+            self._loop.call_soon(self._pump)
 
     def _arm(self) -> None:
         wake = self._agenda.next_wake_ns if self._sending else None
@@ -187,18 +196,15 @@ class Engine:
             self._timer.arm(wake_ns)
             self._armed_ns = wake_ns
 
-    def _start(self, place: int, t_intended_ns: int | None) -> None:
+    def _make(self, place: int, t_intended_ns: int | None) -> tuple[Exchange, Connection | None]:
+        """A request ready to go, and what it goes out on. Without an idle connection the cost of opening one counts as
+        the server's, but a wait for one of those that are busy as the client's lateness."""
         item = self._items[place]
         payload = self._head.write(item.position, item.path, item.body)
         item.body = b""  # a long prompt is kept no longer than it is needed
         self._num_bytes_sent += len(payload)
         self._num_started += 1
-        exchange = Exchange(
-            *(place, item.position, payload, t_intended_ns),
-            now_ns=self._now_ns,
-            ended=self._ended,
-            retry=self._send_again,
-        )
+        exchange = Exchange(self, place, item.position, payload, t_intended_ns)
         now_ns = exchange.t_begin_ns
         if self._first_send_ns is None:
             self._first_send_ns = self._gauge_ns = now_ns
@@ -206,12 +212,11 @@ class Engine:
         self._gauge_ns = self._quiet_ns = now_ns
         self._in_flight[exchange] = None
         connection = self._pool.take()
-        if connection is not None:
-            exchange.start(connection)
-        else:
+        if connection is None:
             if self._pool.has_room:
                 exchange.start(None)
             self._pool.open_for(partial(self._connected, exchange))
+        return exchange, connection
 
     def _connected(self, exchange: Exchange, connection: Connection | None, error: str, detail: str) -> None:
         if exchange.done:
@@ -222,11 +227,11 @@ class Engine:
         else:
             exchange.start(connection)
 
-    def _send_again(self, exchange: Exchange) -> None:
+    def send_again(self, exchange: Exchange) -> None:
         self._num_stale += 1
         self._pool.open_for(partial(self._connected, exchange))
 
-    def _ended(self, exchange: Exchange, outcome: Outcome) -> None:
+    def ended(self, exchange: Exchange, outcome: Outcome) -> None:
         now_ns = self._now_ns()
         self._integral += len(self._in_flight) * (now_ns - self._gauge_ns)
         self._gauge_ns = now_ns
@@ -236,7 +241,7 @@ class Engine:
         )
         self._deliver(outcome)
         if changed:
-            self._pump()
+            self._pump_soon()
         self._check_over()
 
     def _check_over(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from time import monotonic_ns
 from typing import Protocol
 
 import msgspec
@@ -10,13 +10,12 @@ import msgspec
 from inferloop.bench.client.connection import Connection
 from inferloop.bench.plain import PlainReader
 from inferloop.bench.stream import StreamReader, StreamResult
-from inferloop.measure.samples import CENSORED
 
 _MAX_EXCERPT = 300
 _ENDED_BY_ITSELF = (None, "empty_stream", "truncated")
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ended"):
     """What became of the request at `position` of the plan. All times are monotonic ns.
 
     `stream` is None when no answer began. `detail` is for people; the class is in `error`.
@@ -40,43 +39,30 @@ class Reader(Protocol):
     def finish(self, *, cut: bool = False) -> StreamResult: ...
 
 
+class Owner(Protocol):
+    """Who sends."""
+
+    def ended(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Called once for each exchange, whatever happens."""
+        ...
+
+    def send_again(self, exchange: Exchange) -> None:
+        """Asked for another connection, once, when an idle one turns out to be dead."""
+        ...
+
+
 class Exchange:
-    """The receiver of one answer. `ended(exchange, outcome)` is called once, whatever happens."""
+    """The receiver of one answer. `place` is the request's in its sender's share, `position` that in the plan."""
 
     __slots__ = (
-        *(
-            "place",
-            "position",
-            "payload",
-            "t_begin_ns",
-            "t_intended_ns",
-            "t_send_ns",
-            "_connection",
-            "_reader",
-            "_ended",
-            "_retry",
-            "_now_ns",
-        ),
-        *("_status", "_t_headers_ns", "_t_last_ns", "_replica", "_excerpt", "done", "_sent_again"),
+        *("_owner", "place", "position", "payload", "t_intended_ns", "t_begin_ns", "t_send_ns", "done"),
+        *("_connection", "_reader", "_status", "_t_headers_ns", "_t_last_ns", "_replica", "_excerpt", "_sent_again"),
     )
 
-    def __init__(
-        self,
-        place: int,
-        position: int,
-        payload: bytes,
-        t_intended_ns: int | None,
-        *,
-        now_ns: Callable[[], int],
-        ended: Callable[[Exchange, Outcome], None],
-        retry: Callable[[Exchange], None],
-    ) -> None:
-        """`place` is that in its sender's share. `retry` is asked for another connection, once, when an idle one turns
-        out to be dead."""
-        self.place, self.position = place, position
+    def __init__(self, owner: Owner, place: int, position: int, payload: bytes, t_intended_ns: int | None) -> None:
+        self._owner, self.place, self.position = owner, place, position
         self.payload, self.t_intended_ns = payload, t_intended_ns
-        self._now_ns, self._ended, self._retry = now_ns, ended, retry
-        self.t_begin_ns = now_ns()
+        self.t_begin_ns = monotonic_ns()
         self.t_send_ns = self._t_last_ns = self._status = 0
         self._t_headers_ns: int | None = None
         self._connection: Connection | None = None
@@ -88,7 +74,7 @@ class Exchange:
     def start(self, connection: Connection | None) -> None:
         """Send it now; without a connection yet, what it costs to open one counts as the server's."""
         if not self.t_send_ns:
-            self.t_send_ns = self._now_ns()
+            self.t_send_ns = monotonic_ns()
         if connection is not None:
             self._connection = connection
             connection.send(self, self.payload)
@@ -100,7 +86,7 @@ class Exchange:
         if self._connection is not None:
             self._connection.forget()
         if not self.t_send_ns:
-            self.t_send_ns = self._now_ns()
+            self.t_send_ns = monotonic_ns()
         self._close(error, detail, cut=True)
 
     # Receiver
@@ -123,7 +109,7 @@ class Exchange:
         self._connection = None
         if problem == "stale" and not self._sent_again:
             self._sent_again = True
-            self._retry(self)
+            self._owner.send_again(self)
             return
         self._t_last_ns = max(self._t_last_ns, t_ns)
         if problem is None and self._status != 200:
@@ -139,7 +125,7 @@ class Exchange:
         stream = None if self._reader is None else self._reader.finish(cut=cut)
         if error is None and stream is not None:
             error = stream.error
-        t_end_ns = self._t_last_ns if error in _ENDED_BY_ITSELF and self._t_last_ns else self._now_ns()
+        t_end_ns = self._t_last_ns if error in _ENDED_BY_ITSELF and self._t_last_ns else monotonic_ns()
         outcome = Outcome(
             self.position,
             self.t_intended_ns,
@@ -153,7 +139,7 @@ class Exchange:
         )
         self._reader = None
         self.payload = b""
-        self._ended(self, outcome)
+        self._owner.ended(self, outcome)
 
 
 def status_class(status: int) -> str:
@@ -165,4 +151,4 @@ def status_class(status: int) -> str:
     return "http_5xx" if status >= 500 else "protocol"
 
 
-CUT_OFF = (CENSORED, "unfinished at the cut-off")
+CUT_OFF = ("censored", "unfinished at the cut-off")

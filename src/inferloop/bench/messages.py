@@ -14,7 +14,7 @@ from inferloop.bench.window import DriveOptions, Stop
 _LENGTH = struct.Struct(">I")
 
 
-class Job(msgspec.Struct, tag="job"):
+class Job(msgspec.Struct, tag="job", array_like=True):
     """To a sender, first of all. Its options are its share of the window's. The key travels here, never in arguments
     that others can read."""
 
@@ -28,47 +28,52 @@ class Job(msgspec.Struct, tag="job"):
     items: list[Item]
 
 
-class Start(msgspec.Struct, tag="start"):
+class Start(msgspec.Struct, tag="start", array_like=True):
     """To a sender that is ready: when the window begins, by the clock that all share."""
 
     start_ns: int
 
 
-class Halt(msgspec.Struct, tag="halt"):
+class Halt(msgspec.Struct, tag="halt", array_like=True):
     how: Stop
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class Ready(msgspec.Struct, tag="ready", array_like=True):
     """From a sender whose connections are open."""
 
 
-class Ended(msgspec.Struct, tag="ended"):
-    outcome: Outcome
-
-
-class Refused(msgspec.Struct, tag="refused"):
+class Refused(msgspec.Struct, tag="refused", array_like=True):
     """From a sender that cannot use its job: the user's mistake, in words."""
 
     text: str
 
 
-class Report(msgspec.Struct, tag="report"):
+class Report(msgspec.Struct, tag="report", array_like=True):
     """From a sender, last of all."""
 
     report: EngineReport
 
 
 ToSender = Job | Start | Halt
-FromSender = Ready | Ended | Refused | Report
+FromSender = Ready | Outcome | Refused | Report
 
-encode = msgspec.msgpack.Encoder().encode
+_encode_into = msgspec.msgpack.Encoder().encode_into
 decode_to_sender = msgspec.msgpack.Decoder(ToSender).decode
 decode_from_sender = msgspec.msgpack.Decoder(FromSender).decode
 
 
+def add_to(outbox: bytearray, message: ToSender | FromSender) -> None:
+    """Append it, behind its length."""
+    start = len(outbox)
+    outbox += b"\0\0\0\0"
+    _encode_into(message, outbox, -1)
+    _LENGTH.pack_into(outbox, start, len(outbox) - start - _LENGTH.size)
+
+
 def framed(message: ToSender | FromSender) -> bytes:
-    data = encode(message)
-    return _LENGTH.pack(len(data)) + data
+    out = bytearray()
+    add_to(out, message)
+    return bytes(out)
 
 
 class Frames:

@@ -18,7 +18,7 @@ import uvloop
 from inferloop.bench.client.endpoint import Endpoint
 from inferloop.bench.engine import Engine
 from inferloop.bench.exchange import Outcome
-from inferloop.bench.messages import Ended, Frames, Halt, Job, Ready, Refused, Report, Start, decode_to_sender, framed
+from inferloop.bench.messages import Frames, Halt, Job, Ready, Refused, Report, Start, add_to, decode_to_sender
 from inferloop.bench.window import Stop
 from inferloop.core.errors import UsageError
 
@@ -58,7 +58,7 @@ class _Link(asyncio.Protocol):
 
     def tell(self, outcome: Outcome) -> None:
         """Encoded at once and sent later, so that neither is ever much work."""
-        self._outbox += framed(Ended(outcome))
+        add_to(self._outbox, outcome)
         if len(self._outbox) >= _FLUSH_BYTES:
             self.flush()
 
@@ -72,7 +72,7 @@ class _Link(asyncio.Protocol):
         self._outbox.clear()
 
     def say(self, message: Ready | Refused | Report) -> None:
-        self._outbox += framed(message)
+        add_to(self._outbox, message)
         self.flush()
 
 

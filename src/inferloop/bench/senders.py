@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from inferloop.bench.engine import EngineReport
 from inferloop.bench.exchange import Outcome
-from inferloop.bench.messages import Ended, Frames, Halt, Job, Ready, Refused, Report, Start, decode_from_sender, framed
+from inferloop.bench.messages import Frames, Halt, Job, Ready, Refused, Report, Start, decode_from_sender, framed
 from inferloop.bench.window import Stop
 from inferloop.core.errors import UsageError
 
@@ -71,7 +71,7 @@ class Sender(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for data_ in self._frames.feed(data):
             match decode_from_sender(data_):
-                case Ended(outcome):
+                case Outcome() as outcome:
                     self._on_outcome(outcome)
                 case Ready():
                     self.ready.set_result(None)

@@ -66,6 +66,7 @@ class Connection(asyncio.Protocol):
         self._receiver = receiver
         self._status = self._t_last_ns = 0
         self._complete = self._stray = False
+        self._headers = {}
         sent = 0
         if self._fd >= 0 and not self._transport.is_closing():
             # Past the loop's buffers, which are written only when all that is ready has been handled: the stamp of the
@@ -152,16 +153,16 @@ class Connection(asyncio.Protocol):
         return b"content-length" in self._headers or b"chunked" in self._headers.get(b"transfer-encoding", b"").lower()
 
     # httptools
-    def on_message_begin(self) -> None:
-        self._stray = self._complete  # a second answer to one request: not ours to read
-        self._headers = {}
-
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
+        if self._complete:
+            self._stray = True  # a second answer to one request: not ours to read
+            return
         status = self._parser.get_status_code()
-        if self._stray or 100 <= status < 200:  # interim (100 Continue, 103 Early Hints): the answer is still to come
+        if 100 <= status < 200:  # interim (100 Continue, 103 Early Hints): the answer is still to come
+            self._headers = {}
             return
         self._status = status
         self._keep = self._parser.should_keep_alive()
