@@ -66,7 +66,7 @@ class Collector:
     def lost(self, share: Sequence[int], until_s: float, now_ns: int, why: str) -> None:
         """A sender died: what it had to send by now, and did not tell of, failed in the load generator."""
         missing = [i for i in share if not self._seen[i] and self._requests[i].timed.after is None]
-        due = [i for i in missing if self._requests[i].timed.at_s <= until_s] or missing[:1]
+        due = [i for i in missing if self._requests[i].timed.at_s <= max(0.0, until_s)] or missing[:1]
         due = due or [i for i in share if not self._seen[i]][:1] or list(share[:1])
         for position in due:
             self.take(Outcome(position, None, now_ns, None, now_ns, "client", why, None, None))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferloop.bench import stream
+from inferloop.bench.frames import Frame, decode_frame
 from inferloop.bench.sse import EventParser
 from inferloop.bench.stream import StreamReader, StreamResult
 from inferloop.measure.timing import Chunk
@@ -190,3 +193,52 @@ def test_completions_frames() -> None:
     body = b'data: {"choices":[{"text":" a"}]}\n\ndata: {"choices":[{"text":"","finish_reason":"length"}]}\n\n' + DONE
     result = read([(1, body)])
     assert (result.text, len(result.chunks), result.finish_reason) == (" a", 1, "length")
+
+
+@given(
+    st.lists(st.text(max_size=8), max_size=12),
+    st.sampled_from(["delta", "text", "reasoning"]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, 1, 2]),
+    st.integers(1, 300),
+)
+def test_frames_read_by_their_surroundings_are_read_as_decoded_ones(
+    texts: list[str], kind: str, compact: bool, ascii_only: bool, told: int | None, size: int
+) -> None:
+    """Keeping the text decodes every frame: the slow truth."""
+    frames = []
+    for i, text in enumerate(texts):
+        inner = {"text": text} if kind == "text" else {"delta": {"content" if kind == "delta" or i > 4 else kind: text}}
+        event: dict[str, Any] = {"id": "x", "choices": [{"index": 0, **inner, "finish_reason": None}]}
+        if told is not None:
+            event["inferloop"] = {"num_tokens": told if i % 5 else 3}
+        separators = (",", ":") if compact else (", ", ": ")
+        frames.append(f"data: {json.dumps(event, ensure_ascii=ascii_only, separators=separators)}\n\n".encode())
+    body = b"".join(frames) + DONE
+    slow, fast = StreamReader(keep_text=True), StreamReader()
+    for i in range(0, len(body), size):
+        slow.feed(i, body[i : i + size])
+        fast.feed(i, body[i : i + size])
+    truth = slow.finish()
+    assert truth.text == "".join(texts)
+    assert msgspec.structs.replace(truth, text="") == fast.finish()
+
+
+def test_most_frames_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+
+    def watched(data: bytes) -> Frame:
+        seen.append(data)
+        return decode_frame(data)
+
+    monkeypatch.setattr(stream, "decode_frame", watched)
+    body = b"".join(frame({"content": f" w{i}"}) for i in range(64))
+    assert len(undecoded(body).times_ns) == 64
+    assert len(seen) == 1
+
+
+def undecoded(body: bytes) -> StreamResult:
+    reader = StreamReader()
+    reader.feed(1, body)
+    return reader.finish()

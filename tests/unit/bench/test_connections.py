@@ -1,0 +1,274 @@
+"""What may happen to a connection, over real sockets, from the calling process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferloop.bench.agenda import in_chains
+from inferloop.bench.client.pool import failure_class
+from inferloop.bench.drive import DriveOptions, DriveResult, Endpoint, drive
+from inferloop.bench.render import RenderedRequest
+from inferloop.core.request import Segment, TimedRequest
+from inferloop.measure.invariants import violations
+
+PEM = Path(__file__).with_name("localhost.pem")
+FRAME = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+FRAMED = SSE + b"content-length: %d\r\n\r\n" % len(FRAME) + FRAME
+CHUNKED = SSE + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(FRAME), FRAME)
+
+Play = Callable[["Server", int, asyncio.StreamWriter], Awaitable[None]]
+"""Gets the number of the request and answers it; the connection stays open unless it closes it."""
+
+
+@dataclass
+class Server:
+    play: Play
+    url: str = ""
+    num_connections: int = 0
+    heads: list[bytes] = field(default_factory=list)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        self.num_connections += 1
+        self.writers.append(writer)
+        try:
+            await self.answer(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+            pass
+        finally:
+            writer.transport.abort()
+            self.tasks.discard(task)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            self.heads.append(head)
+            await self.play(self, len(self.heads) - 1, writer)
+            await writer.drain()
+
+
+@contextlib.asynccontextmanager
+async def serving(play: Play, *, tls: bool = False) -> AsyncIterator[Server]:
+    server = Server(play)
+    context = None
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(PEM)
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0, ssl=context)
+    server.url = f"http{'s' * tls}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield server
+    finally:
+        listener.close()
+        for task in list(server.tasks):
+            task.cancel()
+        await asyncio.gather(*server.tasks, return_exceptions=True)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def plan(count: int, *, chains: int = 1, pause_s: float = 0.0) -> list[RenderedRequest]:
+    timed = in_chains([TimedRequest(i, 0.0, (Segment(i, 20),), 1) for i in range(count)], chains)
+    paused = [replace(t, at_s=pause_s if t.after is not None else 0.0) for t in timed]
+    return [RenderedRequest(t, "/v1/chat/completions", b'{"a":1}', 20, 0, False) for t in paused]
+
+
+async def run(requests: Sequence[RenderedRequest], target: Server | Endpoint, **how: Any) -> DriveResult:
+    endpoint = Endpoint(target.url) if isinstance(target, Server) else target
+    options = DriveOptions(num_senders=0, max_catch_up_ms=60_000, cut_off_s=20.0, **how)
+    result = await drive(requests, endpoint, options)
+    assert [violations(t) for t in result.timings] == [()] * len(result.timings)
+    return result
+
+
+def always(data: bytes, *, close: bool = False) -> Play:
+    async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        if close:
+            writer.close()
+
+    return play
+
+
+@pytest.mark.parametrize("data", [FRAMED, CHUNKED, b"HTTP/1.1 100 Continue\r\n\r\n" + FRAMED])
+async def test_a_connection_serves_again_and_again(data: bytes) -> None:
+    async with serving(always(data)) as server:
+        result = await run(plan(20), server)
+    assert [t.error for t in result.timings] == [None] * 20
+    assert server.num_connections == result.senders[0].num_connections == 1
+    assert (result.senders[0].num_late_connections, result.senders[0].num_stale_retries) == (0, 0)
+    assert result.senders[0].num_bytes_received == 20 * len(data)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 50])
+async def test_an_answer_reads_the_same_however_it_is_cut(step: int) -> None:
+    async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        data = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + (CHUNKED if number else FRAMED)
+        for i in range(0, len(data), step):
+            writer.write(data[i : i + step])
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with serving(play) as server:
+        result = await run(plan(2), server)
+    assert [(t.error, t.num_output_tokens) for t in result.timings] == [(None, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (SSE + b"\r\n" + FRAME, None),  # a body that ends with the connection
+        (SSE + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(FRAME) + FRAME, None),
+        (SSE + b"content-length: 9999\r\n\r\n" + FRAME, "truncated"),
+        (CHUNKED[:-5], "truncated"),
+        (b"HTTP/1.1 200 OK\r\n", "truncated"),
+        (b"", "truncated"),
+        (b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno", "http_4xx"),
+        (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n", "http_5xx"),
+        (b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\nlocation: /\r\n\r\n", "protocol"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "protocol"),
+        (FRAMED + b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", None),  # an answer too many
+        (FRAMED + b"garbage", None),
+    ],
+)
+async def test_each_way_to_end(data: bytes, error: str | None) -> None:
+    async with serving(always(data, close=True)) as server:
+        result = await run(plan(3), server)
+    assert [t.error for t in result.timings] == [error] * 3
+    # None of them can be used again; the first had been idle, so what came to nothing on it was tried once more.
+    assert server.num_connections == (3 if data else 4)
+    assert result.num_unsent == 0
+
+
+async def test_an_idle_connection_that_the_server_closed_is_replaced_once() -> None:
+    async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        if number == 1:  # as if it had been idle for too long: no byte of an answer
+            writer.close()
+        else:
+            writer.write(FRAMED)
+
+    async with serving(play) as server:
+        result = await run(plan(3), server)
+    assert [t.error for t in result.timings] == [None] * 3
+    assert len(server.heads) == 4
+    assert server.heads[1] == server.heads[2]  # the same request, its ids included
+    assert result.senders[0].num_stale_retries == 1
+
+    async def never(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with serving(never) as server:
+        result = await run(plan(1), server)
+    assert [t.error for t in result.timings] == ["truncated"]
+    assert len(server.heads) == 2
+
+
+async def test_a_connection_lost_between_two_requests_is_not_used() -> None:
+    async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(FRAMED)
+        await writer.drain()
+        writer.close()
+
+    async with serving(play) as server:
+        result = await run(plan(3, pause_s=0.1), server)
+    assert [t.error for t in result.timings] == [None] * 3
+    assert (server.num_connections, result.senders[0].num_stale_retries) == (3, 0)
+
+
+async def test_connections_are_bounded_and_waiting_for_one_is_told() -> None:
+    async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.02)
+        writer.write(FRAMED)
+
+    requests = [replace(r, timed=replace(r.timed, after=None)) for r in plan(9)]
+    async with serving(play) as server:
+        result = await run(requests, server, max_connections=3)
+    assert [t.error for t in result.timings] == [None] * 9
+    assert server.num_connections == 3
+    assert result.senders[0].num_pool_waits == 6
+    late = sorted(t.t_send_ns - (t.t_intended_ns or 0) for t in result.timings)
+    assert late[3] > 15_000_000  # the wait is the client's lateness, and in no service latency
+
+
+async def test_running_out_of_descriptors_is_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with serving(always(FRAMED)) as server:
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
+        result = await run(plan(2), server)
+    assert [t.error for t in result.timings] == ["client", "client"]
+    assert "Too many open files" in result.details["client"]
+    assert failure_class(OSError(errno.EADDRNOTAVAIL, "")) == "client"
+    assert failure_class(OSError(errno.ECONNREFUSED, "")) == "connect"
+
+
+async def test_a_name_that_means_nothing_is_the_clients_fault() -> None:
+    result = await run(plan(1), Endpoint("http://nowhere.invalid:80"))
+    assert [t.error for t in result.timings] == ["client"]
+
+
+async def test_over_tls() -> None:
+    async with serving(always(CHUNKED), tls=True) as server:
+        trusted = await run(plan(5), Endpoint(server.url, ca_file=PEM))
+        waived = await run(plan(2), Endpoint(server.url, insecure=True))
+        named = await run(plan(2), Endpoint(server.url.replace("127.0.0.1", "localhost"), ca_file=PEM))
+        refused = await run(plan(2), Endpoint(server.url))
+    assert [t.error for t in trusted.timings] == [None] * 5
+    assert trusted.senders[0].num_connections == 1
+    assert [t.error for t in (*waived.timings, *named.timings)] == [None] * 4
+    assert [t.error for t in refused.timings] == ["connect"] * 2
+    assert "certificate" in refused.details["connect"].lower()
+
+
+async def test_a_body_longer_than_the_sockets_buffer_goes_out_whole() -> None:
+    body = json.dumps({"a": "x" * 8_000_000}).encode()
+    requests = [replace(r, body=body) for r in plan(2)]
+    async with serving(always(FRAMED)) as server:
+        result = await run(requests, server)
+    assert [t.error for t in result.timings] == [None] * 2
+    assert result.senders[0].num_bytes_sent > 16_000_000
+
+
+async def test_an_answer_before_the_whole_request_was_sent_ends_the_connection() -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+        await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            await asyncio.sleep(0.3)
+        writer.transport.abort()
+
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    requests = [replace(r, body=b"x" * 50_000_000) for r in plan(2)]
+    result = await run(requests, Endpoint(url))
+    listener.close()
+    await asyncio.sleep(0.4)
+    assert [t.error for t in result.timings] == ["http_4xx"] * 2
+    assert result.senders[0].num_connections == 2
+
+
+async def test_a_json_answer_counts_by_its_usage() -> None:
+    body = b'{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":20,"completion_tokens":3}}'
+    data = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    async with serving(always(data)) as server:
+        result = await run(plan(3), server)
+    assert [(t.error, [c.num_tokens for c in t.chunks]) for t in result.timings] == [(None, [3])] * 3
+    assert result.num_length_mismatches == 0
