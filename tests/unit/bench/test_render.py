@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferloop.bench.render import RenderedRequest, RenderOptions, render
+from inferloop.contract.load import parse
+from inferloop.contract.sample import sample, sample_workload
 from inferloop.core.errors import RequestError, UsageError
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.engine.text.codec import Codec
@@ -162,6 +164,46 @@ def test_body_is_what_was_asked_for(codec: Codec) -> None:
     assert render([timed(0, 50)], codec, TEXT)[0].path == "/v1/completions"
 
 
+WORKLOADS: list[dict[str, Any]] = [
+    {"prefix_reuse": 0.5},
+    {"turns": {"p50": 3, "p95": 5}, "prefix_reuse": 0.5},
+    {"queries_per_request": 3, "tool_ms": 50, "prefix_reuse": 0.6},
+    {"arrivals": {"process": "closed", "users": 3}},
+]
+
+
+@pytest.mark.parametrize("options", [CHAT, TEXT, IDS])
+@pytest.mark.parametrize("shaped", WORKLOADS)
+def test_parts_of_a_run_share_nothing_and_a_seed_gives_the_same_bytes(
+    codec: Codec, shaped: dict[str, Any], options: RenderOptions
+) -> None:
+    """Every point, repeat and seed has prompts of its own, which another renderer makes again to the byte."""
+    base = {"model": "m", "qps": 2, "input_tokens": {"p50": 120, "p95": 300}, "output_tokens": {"p50": 20, "p95": 40}}
+    contract = parse(base | shaped)
+
+    def bodies(seed: int, stream: str) -> tuple[RenderedRequest, ...]:
+        return render(sample(contract, seed=seed, stream=stream, num_requests=24), codec, options)
+
+    parts = {(seed, stream): bodies(seed, stream) for seed in (0, 1) for stream in ("sweep-1/0", "sweep-1/1", "peak/0")}
+    for (seed, stream), rendered in parts.items():
+        assert [r.body for r in rendered] == [r.body for r in bodies(seed, stream)]
+    template = 14  # what the template puts first, and a chance word
+    for one, other in combinations(parts.values(), 2):
+        heads = {ids_of(codec, r)[:template] for r in one}
+        assert not heads & {ids_of(codec, r)[:template] for r in other}
+
+
+def test_measured_reuse_is_that_of_the_tokens_sent(codec: Codec) -> None:
+    """Counted once by segments and once by comparing every prompt with all before it, as the model will see them."""
+    base = {"model": "m", "qps": 2, "input_tokens": {"p50": 200, "p95": 500}, "output_tokens": {"p50": 20, "p95": 40}}
+    for shaped in WORKLOADS:
+        workload = sample_workload(parse(base | shaped), seed=3, num_requests=60)
+        seen = [ids_of(codec, r) for r in render(workload.requests, codec, CHAT)]
+        repeated = sum(max((common(ids, x) for x in seen[:i]), default=0) for i, ids in enumerate(seen))
+        by_template = 13 * len(seen) / sum(len(ids) for ids in seen)
+        assert 0 <= repeated / sum(len(ids) for ids in seen) - workload.prefix_reuse + 0.01 <= by_template + 0.02
+
+
 class Letters:
     """One token per byte, BOS first, and a template that refuses system messages."""
 
@@ -225,3 +267,29 @@ def test_a_template_without_system_role(codec: Codec) -> None:
     tokens = [Words().encode_chat(json.loads(r.body)["messages"]) for r in (a, b)]
     assert [len(t) for t in tokens] == [20, 30]
     assert common(*tokens) == 11
+
+
+class Drifting(Letters):
+    """Letters and a template that adds a token more for every third message: no linear shape."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        if messages[0]["role"] == "system":
+            raise RequestError("no system role", param="messages")
+        ids: list[int] = [256]
+        for number, message in enumerate(messages):
+            ids += [257, *([300] * (number // 3)), *message["content"].encode(), 258]
+        return (*ids, 259)
+
+
+def test_a_template_of_an_odd_shape_is_measured_and_mended() -> None:
+    segments: tuple[Segment, ...] = ()
+    requests = []
+    for number in range(8):
+        segments += (Segment(100 + number, 40),)
+        requests.append(TimedRequest(number, 0.0, segments, 20))
+        segments += (Segment(200 + number, 20, "assistant"),)
+    rendered = render(requests, Drifting(), CHAT)
+    ids = [Drifting().encode_chat(json.loads(r.body)["messages"]) for r in rendered]
+    assert [len(i) for i in ids] == [r.input_tokens for r in requests]
+    for before, after in pairwise(ids):
+        assert after[: len(before) - 1] == before[:-1], "all but the prompt to answer"
