@@ -34,7 +34,7 @@ import uvloop
 from lab.servers import serving
 
 from inferloop.backends.native import NativeGenerator
-from inferloop.bench.drive import Endpoint, drive
+from inferloop.bench.drive import DriveOptions, Endpoint, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
@@ -158,7 +158,7 @@ class Client:
     async def bench(self) -> dict[str, float]:
         timed = [TimedRequest(i, 0.0, (Segment(i, 20),), self._num_tokens) for i in range(len(self._bodies))]
         plan = [RenderedRequest(t, self._path, body, 20, 0, False) for t, body in zip(timed, self._bodies, strict=True)]
-        result = await drive(plan, Endpoint(self._url))
+        result = await drive(plan, Endpoint(self._url), DriveOptions(num_senders=0))
         assert all(t.ok and t.num_output_tokens == self._num_tokens for t in result.timings), result.details
         gaps = sorted(
             (b.t_ns - a.t_ns) / 1e6 for t in result.timings for a, b in zip(t.chunks, t.chunks[1:], strict=False)

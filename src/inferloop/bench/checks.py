@@ -42,6 +42,7 @@ def self_checks(
         _little(result),
         *_counts(result),
         _clients_fault(result),
+        _pool(result),
     ]
     reused, note = _reuse(measured, reuse)
     notes = [note] if note else []
@@ -121,6 +122,12 @@ def _clients_fault(result: DriveResult) -> str | None:
         if count:
             return f"{count} requests {text}: {result.details.get(name, '')}".rstrip(": ")
     return None
+
+
+def _pool(result: DriveResult) -> str | None:
+    """In a closed loop such a wait shows nowhere else."""
+    waits = sum(sender.num_pool_waits for sender in result.senders)
+    return f"{waits} requests waited in the load generator for one of its connections" if waits else None
 
 
 def _reuse(measured: Sequence[RequestTiming], reuse: float) -> tuple[str | None, str | None]:

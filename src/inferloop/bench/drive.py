@@ -12,7 +12,7 @@ from inferloop.bench.agenda import share_out
 from inferloop.bench.client.endpoint import Endpoint
 from inferloop.bench.client.head import new_base
 from inferloop.bench.collector import Collector
-from inferloop.bench.engine import Engine, EngineReport, Item
+from inferloop.bench.engine import Engine, EngineReport, Item, quiet_collector
 from inferloop.bench.messages import Job
 from inferloop.bench.render import RenderedRequest
 from inferloop.bench.senders import Sender, SenderDiedError, core_for
@@ -44,7 +44,10 @@ async def drive(
     """
     options = options or DriveOptions()
     window = _Window(requests, target, options, on_done, stop_when)
-    return await (window.here() if options.num_senders == 0 else window.elsewhere())
+    if options.num_senders == 0:
+        return await window.here()
+    with quiet_collector(off=False):
+        return await window.elsewhere()
 
 
 class _Window:

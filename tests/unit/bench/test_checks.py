@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from inferloop.bench.checks import self_checks
-from inferloop.bench.drive import DriveResult
+from inferloop.bench.drive import DriveResult, SenderStats
 from inferloop.bench.pace import Stall
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import Segment, TimedRequest
@@ -98,3 +98,10 @@ def test_clipped_prompts_are_told() -> None:
     planned = [RenderedRequest(TimedRequest(0, 0, (Segment(0, 5),), 5), "/", b"", 15, 0, True)]
     result = DriveResult(timings=timings)
     assert "1 of 1 prompts are longer" in self_checks(result, timings, planned, SLO, 0.0).notes[0]
+
+
+def test_waiting_for_a_connection_voids() -> None:
+    timings = [timing(i) for i in range(200)]
+    senders = (SenderStats(1, 1.0, 0.1), SenderStats(2, 1.0, 0.1, num_pool_waits=3))
+    assert run(timings, senders=senders)[0] == ("3 requests waited in the load generator for one of its connections",)
+    assert run(timings, senders=senders[:1])[0] == ()
