@@ -38,8 +38,11 @@ class HttpCodec:
     def _ask(self, body: dict[str, Any]) -> tuple[int, ...]:
         payload = json.dumps(body).encode()
         try:
-            self._connection.request("POST", self._path, payload, {"content-type": "application/json"})
-            answer = self._connection.getresponse()
+            try:
+                answer = self._send(payload)
+            except ConnectionError:  # an idle connection, which the server has closed in the meantime
+                self._connection.close()
+                answer = self._send(payload)
             data = answer.read()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
@@ -55,3 +58,7 @@ class HttpCodec:
             f"{self._url} has no usable /tokenize (HTTP {answer.status})",
             fix="Exact prompt lengths need the target's tokenizer; name a model directory or file for it.",
         )
+
+    def _send(self, payload: bytes) -> http.client.HTTPResponse:
+        self._connection.request("POST", self._path, payload, {"content-type": "application/json"})
+        return self._connection.getresponse()

@@ -18,6 +18,7 @@ VERBS = {
     "serve": "One OpenAI-compatible replica.",
     "batch": "Answer a file of requests, resumable.",
     "bench": "The frontier of one replica, into a run folder.",
+    "compare": "The same requests on several targets, in turns.",
     "eval": "Run a quality suite against a service.",
     "report": "One HTML file for any run folder.",
     "hardware": "What this machine is, and how fast it reads and multiplies.",

@@ -84,6 +84,7 @@ def report_input(record: RunRecord) -> dict[str, Any]:
         "summary": record.summary,
         "status": record.status,
         "requests": record.timings,
+        "points": record.points() if record.header.verb == "compare" else None,
         "stages": [plain(event) for event in record.stages],
         "contract_text": text if isinstance(text, str) else None,
     }

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -132,6 +132,19 @@ def is_url(name: str) -> bool:
     return True
 
 
+def target_flags(text: str) -> tuple[str, dict[str, Value]]:
+    """`embedded kv_dtype=int8 deterministic` to the name and the flags of `serve` to launch it with;
+    `scripted ttft_ms=5` to the name and its script. Raises UsageError for an unknown target, or flags for a URL."""
+    name, *words = text.split() or [""]
+    check_target(name)
+    if words and is_url(name):
+        raise UsageError(f"target {text!r}: flags are for what is launched, and a URL is up already")
+    if name == "scripted":
+        return name, {"script": words} if words else {}
+    pairs = [word.removeprefix("--").partition("=") for word in words]
+    return name, {key.replace("-", "_"): value if equals else True for key, equals, value in pairs}
+
+
 def check_target(name: str) -> None:
     """Raises UsageError for what is neither a URL nor a backend that can be launched."""
     if not is_url(name) and name not in LAUNCHABLE:
@@ -146,10 +159,18 @@ def check_target(name: str) -> None:
 
 @contextlib.asynccontextmanager
 async def target(
-    name: str, model: ModelRef, *, log_dir: Path, cache_dir: Path | None, slo: Slo | None = None
+    name: str,
+    model: ModelRef,
+    *,
+    log_dir: Path,
+    cache_dir: Path | None,
+    slo: Slo | None = None,
+    flags: Mapping[str, Value] | None = None,
+    log_name: str | None = None,
 ) -> AsyncIterator[Target]:
     """A URL as it is, or a backend launched with `model` for as long as the context lasts, which knows what `slo` asks
-    of it.
+    of it. `flags` are of `inferloop serve`; they go before what the contract asks. `log_name` is the log's, without its
+    suffix.
 
     Raises UsageError for a name that is neither, LaunchError when it does not get ready.
     """
@@ -164,10 +185,10 @@ async def target(
     if name == "embedded":
         codec = await asyncio.to_thread(Codec, await open_model(model.id, cache_dir))
         objective_ms = None if slo is None else tpot_objective_ms(slo)
-        spec = embedded_spec(model, cache_dir, tpot_objective_ms=objective_ms)
+        spec = embedded_spec(model, cache_dir, **{"tpot_objective_ms": objective_ms, **(flags or {})})
     else:
-        spec = launch_spec(model.id, backend="scripted")
-    async with launched(spec, log_path=log_dir / f"{name}.log") as url:
+        spec = launch_spec(model.id, flags, backend="scripted")
+    async with launched(spec, log_path=log_dir / f"{log_name or name}.log") as url:
         yield Target(url, model.id, codec)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,22 +21,32 @@ class Palette:
     bad: str
 
 
-LIGHT = Palette("#1c2024", "#5f6772", "#dfe3e8", "#ffffff", ("#1f5fbf", "#0f8a8a", "#8a5a00"), "#b3261e")
-DARK = Palette("#e4e7eb", "#98a1ad", "#2e343c", "#14171a", ("#82b1ff", "#5cd0d0", "#e6b450"), "#ff8a80")
+LIGHT = Palette(
+    "#1c2024", "#5f6772", "#dfe3e8", "#ffffff", ("#1f5fbf", "#0f8a8a", "#8a5a00", "#7a3fb0", "#4a5560"), "#b3261e"
+)
+DARK = Palette(
+    "#e4e7eb", "#98a1ad", "#2e343c", "#14171a", ("#82b1ff", "#5cd0d0", "#e6b450", "#c9a0f0", "#aab4c0"), "#ff8a80"
+)
 _DENSE = 40
 """More points than this are drawn small and see-through, so that their crowding shows."""
-_MARKERS = ("circle", "square", "triangle")
-_DASHES = ("solid", "dashed", "dotted")
+_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle")
+_DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
+_ROOM_FOR_BANDS = 1.6
+"""Of the highest point: as far up the axis goes to show where an interval ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points in the order of x; a None y is a gap. `connected` False draws markers alone."""
+    """Points in the order of x; a None y is a gap. `connected` False draws markers alone. `band` has the (low, high) of
+    each point's interval, infinite where nothing bounds it, None where there is none. `faint` marks the points that
+    only scouted: they are drawn hollow."""
 
     name: str
     x: tuple[float, ...]
     y: tuple[float | None, ...]
     connected: bool = True
+    band: tuple[tuple[float, float] | None, ...] = ()
+    faint: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +113,30 @@ def _figure(chart: Chart, palette: Palette) -> Any:
         )
     for i, series in enumerate(chart.series):
         kept = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
-        source = ColumnDataSource({"x": [x for x, _ in kept], "y": [y for _, y in kept]})
         colour = palette.series[i % len(palette.series)]
         dense = len(kept) > _DENSE
+        faint = series.faint or (False,) * len(series.x)
+        alphas = [0.0 if f else 0.6 if dense else 1.0 for f, y in zip(faint, series.y, strict=True) if y is not None]
+        source = ColumnDataSource({"x": [x for x, _ in kept], "y": [y for _, y in kept], "fill": alphas})
+        _draw_band(plot, series, colour, top)
         if series.connected and len(kept) > 1:
             plot.line(
-                "x", "y", source=source, color=colour, line_width=2, line_dash=_DASHES[i % 3], legend_label=series.name
+                "x",
+                "y",
+                source=source,
+                color=colour,
+                line_width=2,
+                line_dash=_DASHES[i % len(_DASHES)],
+                legend_label=series.name,
             )
         marks = plot.scatter(
             "x",
             "y",
             source=source,
             color=colour,
-            marker=_MARKERS[i % 3],
+            marker=_MARKERS[i % len(_MARKERS)],
             size=5 if dense else 8,
-            fill_alpha=0.6 if dense else 1.0,
+            fill_alpha="fill",
             line_alpha=0.0 if dense else 1.0,
             legend_label=series.name,
         )
@@ -136,9 +156,30 @@ def _figure(chart: Chart, palette: Palette) -> Any:
     return plot
 
 
+def _draw_band(plot: Any, series: Series, colour: str, top: float) -> None:
+    """A whisker per interval, and a shade between neighbours of a connected series."""
+    if not series.band:
+        return
+    told = [
+        (x, *band)
+        for x, y, band in zip(series.x, series.y, series.band, strict=True)
+        if y is not None and band is not None
+    ]
+    if not told:
+        return
+    x, low, high = ([column[i] for column in told] for i in range(3))
+    low, high = [max(v, 0.0) for v in low], [min(v, top) for v in high]
+    if series.connected and len(x) > 1:
+        plot.varea(x=x, y1=low, y2=high, fill_color=colour, fill_alpha=0.14)
+    plot.segment(x0=x, y0=low, x1=x, y1=high, color=colour, line_alpha=0.55)
+
+
 def _top(chart: Chart) -> float:
-    """The upper end of y: all points, and the limit unless the points stay far below it."""
+    """The upper end of y: all points, their intervals unless they go far beyond, and the limit unless the points stay
+    far below it."""
     highest = max((y for s in chart.series for y in s.y if y is not None), default=1.0)
+    ends = [band[1] for s in chart.series for band in s.band if band is not None and band[1] < math.inf]
+    highest = max(highest, min(max(ends, default=0.0), highest * _ROOM_FOR_BANDS))
     if chart.limit is not None and chart.limit <= highest * 4:
         highest = max(highest, chart.limit * 1.15)
     return highest * 1.12 or 1.0
@@ -183,8 +224,6 @@ def bokeh_script() -> str:
 
 def all_numbers(values: Sequence[Any]) -> tuple[float | None, ...]:
     """Values of JSON as floats, None for what is not a finite number."""
-    import math
-
     return tuple(
         float(v) if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) else None
         for v in values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,40 +46,97 @@ def frontier_charts(
     points: Sequence[Mapping[str, Any]], objectives: Sequence[tuple[str, str, float]]
 ) -> list[Described]:
     """One chart per latency that has data, and one of throughput. `objectives`: (metric, label, limit)."""
-    measured = sorted((p for p in points if _rate(p) is not None), key=lambda p: _rate(p) or 0.0)
-    opened = [p for p in measured if p.get("mode") == "open"]
-    loaded = opened or measured  # a burst waits in its own queue: another question than a rate
-    x = all_numbers([_rate(p) for p in loaded])
+    measured = _by_rate(points)
+    loaded = _loaded(measured)
     charts = []
     for metric in _SHOWN:
-        limits = [(label, limit) for m, label, limit in objectives if m == metric]
-        label, limit = limits[0] if limits else ("", None)
-        series = tuple(
-            Series(name, _only(x), all_numbers([_latency(p, metric).get(name) for p in loaded]), loaded is opened)
-            for name in _PERCENTILES
-        )
-        series = tuple(s for s in series if any(y is not None for y in s.y))
-        chart = Chart("achieved queries/s", "ms", series, limit, label)
-        if not chart.empty:
-            title = f"{METRICS[metric]} against load"
-            charts.append(Described(metric.removesuffix("_ms"), title, chart, _latency_words(metric, chart)))
-    tokens = Chart(
-        "achieved queries/s",
-        "output tokens/s",
-        (
-            Series(
-                "output tokens/s",
-                _only(all_numbers([_rate(p) for p in measured])),
-                all_numbers([p.get("output_tok_s") for p in measured]),
-                connected=False,
-            ),
-        ),
-    )
+        series = [_latency_series(name, loaded, metric, name) for name in _PERCENTILES]
+        charts += _latency_chart(metric, series, objectives)
+    tokens = Chart("achieved queries/s", "output tokens/s", (_token_series("output tokens/s", measured),))
     if not tokens.empty:
         best = max(y for y in tokens.series[0].y if y is not None)
         words = f"The most measured is {number(best)} output tokens per second, all requests together."
         charts.append(Described("tokens", "Throughput against load", tokens, words))
     return charts
+
+
+def several_frontiers(
+    named: Mapping[str, Sequence[Mapping[str, Any]]], objectives: Sequence[tuple[str, str, float]]
+) -> list[Described]:
+    """The charts of `frontier_charts` with one line per name: the percentile that all points have, p95 at best."""
+    measured = {name: _by_rate(points) for name, points in named.items()}
+    charts = []
+    for metric in _SHOWN:
+        loaded = {name: _loaded(points) for name, points in measured.items()}
+        everything = [point for points in loaded.values() for point in points]
+        told = all(_latency(p, metric).get("p95") is not None for p in everything)
+        percentile = "p95" if told else "p50"
+        series = [
+            _latency_series(f"{name} {percentile}", points, metric, percentile) for name, points in loaded.items()
+        ]
+        charts += _latency_chart(metric, series, objectives)
+    tokens = tuple(_token_series(name, points) for name, points in measured.items())
+    chart = Chart("achieved queries/s", "output tokens/s", tokens)
+    if not chart.empty:
+        best = {s.name: max((y for y in s.y if y is not None), default=None) for s in tokens}
+        told_best = ", ".join(f"{name} {number(value)}" for name, value in best.items())
+        words = f"The most output tokens per second, all requests together: {told_best}."
+        charts.append(Described("tokens", "Throughput against load", chart, words))
+    return charts
+
+
+def _by_rate(points: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted((p for p in points if _rate(p) is not None), key=lambda p: _rate(p) or 0.0)
+
+
+def _loaded(measured: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A burst waits in its own queue: another question than a rate."""
+    return [p for p in measured if p.get("mode") == "open"] or measured
+
+
+def _latency_series(name: str, points: Sequence[Mapping[str, Any]], metric: str, percentile: str) -> Series:
+    found = [_latency(p, metric) for p in points]
+    return Series(
+        name,
+        _only(all_numbers([_rate(p) for p in points])),
+        all_numbers([latency.get(percentile) for latency in found]),
+        connected=all(p.get("mode") == "open" for p in points),
+        band=tuple(_interval(latency, percentile) for latency in found),
+        faint=tuple(p.get("role") == "scout" for p in points),
+    )
+
+
+def _token_series(name: str, points: Sequence[Mapping[str, Any]]) -> Series:
+    rates = _only(all_numbers([_rate(p) for p in points]))
+    return Series(name, rates, all_numbers([p.get("output_tok_s") for p in points]), connected=False)
+
+
+def _latency_chart(
+    metric: str, series: Sequence[Series], objectives: Sequence[tuple[str, str, float]]
+) -> list[Described]:
+    """One chart, or none without data."""
+    limits = [(label, limit) for m, label, limit in objectives if m == metric]
+    label, limit = limits[0] if limits else ("", None)
+    known = tuple(s for s in series if any(y is not None for y in s.y))
+    chart = Chart("achieved queries/s", "ms", known, limit, label)
+    if chart.empty:
+        return []
+    words = _latency_words(metric, chart)
+    if any(any(s.band) for s in known):
+        words += " Shaded around each line: the 95 % interval."
+    if any(any(s.faint) for s in known):
+        words += " Hollow points only scouted."
+    return [Described(metric.removesuffix("_ms"), f"{METRICS[metric]} against load", chart, words)]
+
+
+def _interval(latency: Mapping[str, Any], percentile: str) -> tuple[float, float] | None:
+    """An end that is null in the records is infinite."""
+    intervals = latency.get("intervals")
+    found = intervals.get(percentile) if isinstance(intervals, Mapping) else None
+    if not isinstance(found, Mapping):
+        return None
+    low, high = all_numbers([found.get("low"), found.get("high")])
+    return (0.0 if low is None else low, math.inf if high is None else high)
 
 
 def over_time(rows: Sequence[RequestTiming]) -> Described | None:

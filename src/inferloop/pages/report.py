@@ -14,6 +14,7 @@ from markupsafe import Markup
 from inferloop.measure.timing import RequestTiming
 from inferloop.pages.chart import DRAW, bokeh_script
 from inferloop.pages.charts import Described, frontier_charts, over_time
+from inferloop.pages.compare import compare_sections
 from inferloop.pages.document import document
 from inferloop.pages.evidence import gates_table, notes, proof_table, protocol_checks
 from inferloop.pages.html import Child, section, tag
@@ -26,15 +27,15 @@ from inferloop.pages.timing import pick_streams, timing_script, timing_simulator
 from inferloop.pages.verdicts import Json, declared, is_void, judged_point, mapping, mappings, slo_of, slo_table
 from inferloop.pages.waterfall import waterfall
 
-VERB_WORDS = {"bench": "Benchmark", "up": "Service", "eval": "Quality suite", "plan": "Plan"}
+VERB_WORDS = {"bench": "Benchmark", "up": "Service", "eval": "Quality suite", "plan": "Plan", "compare": "Comparison"}
 
 
 def render_report(run: Mapping[str, Any]) -> str:
     """The page of a run.
 
     `run`: header (run.json), summary (summary.json or None), status (running | complete | interrupted | void; default
-    the header's), requests (RequestTiming, optional), stages (lines of stages.jsonl, optional), contract_text (the file
-    as written, optional).
+    the header's), requests (RequestTiming, optional), points (the same by point, for comparisons), stages (lines of
+    stages.jsonl, optional), contract_text (the file as written, optional).
     """
     header, summary = mapping(run.get("header")), mapping(run.get("summary"))
     rows: Sequence[RequestTiming] = run.get("requests") or ()
@@ -59,9 +60,12 @@ def _sections(
     run: Mapping[str, Any], header: Json, summary: Json, rows: Sequence[RequestTiming]
 ) -> list[tuple[str, str, list[Child]]]:
     """(anchor, title, content) of each part that has something to say."""
-    points = mappings(summary.get("points"))
+    compares = summary.get("kind") == "compare"
+    points = [] if compares else mappings(summary.get("points"))
     slo = slo_of(summary)
     parts: list[tuple[str, str, list[Child]]] = []
+    if compares:
+        parts += compare_sections(header, summary, run.get("points") or {})
     gates = gates_table(summary)
     if gates:
         parts.append(("gates", "Gates", [gates]))
@@ -88,10 +92,10 @@ def _sections(
     checks, proof = protocol_checks(summary), proof_table(summary)
     if checks or proof:
         parts.append(("service", "Service", [proof, checks]))
-    timeline, bars = over_time(rows), waterfall(rows)
+    timeline, bars = (None, None) if compares else (over_time(rows), waterfall(rows))
     if timeline or bars:
         parts.append(("requests", "Requests", [timeline.html() if timeline else None, bars]))
-    streams = pick_streams({"": rows})
+    streams = [] if compares else pick_streams({"": rows})
     if streams:
         parts.append(("timing", "Token timing", [timing_simulator(streams)]))
     done = stages(mappings(run.get("stages")), header)

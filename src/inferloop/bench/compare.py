@@ -1,0 +1,301 @@
+"""The course of a comparison: the same frozen requests on several targets, in turns.
+
+self      the first target against itself: the difference that chance alone makes, found before anything is compared
+versus    every target in turn, at each rate, in rounds
+The order within a round is mirrored in the next (A B B A), so that a machine that grows slower or faster hits all
+alike. Within a round and rate every target gets the same bytes at the same offsets, as far as their tokenizers agree;
+between rounds the prompts differ, so that no window meets a cache that an earlier one has warmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from inferloop.backends.http import HttpClient
+from inferloop.bench.agenda import in_chains
+from inferloop.bench.checks import self_checks
+from inferloop.bench.codecs import HttpCodec
+from inferloop.bench.compare_result import CompareResult, Side, SideWindow, Stage
+from inferloop.bench.drive import DriveOptions, Endpoint, drive
+from inferloop.bench.host import busy_note, busy_percent
+from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
+from inferloop.bench.target import TargetInfo, describe_target
+from inferloop.contract.draws import seed_of
+from inferloop.contract.sample import SampledWorkload, sample_workload
+from inferloop.contract.workload import Contract
+from inferloop.core.digest import plain
+from inferloop.core.errors import RequestError, UsageError
+from inferloop.core.request import TimedRequest
+from inferloop.core.units import NS_PER_S
+from inferloop.measure.timing import RequestTiming
+from inferloop.records.run import RunWriter
+
+Order = Callable[[int, int], Sequence[int]]
+"""(number of targets, round from 0) to the order in which they are measured."""
+Tell = Callable[[str, int, int, str | None], None]
+"""(stage, windows done, windows in all, what just ended)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A target that is up. `name` is what the user called it, `flags` what it was started with."""
+
+    name: str
+    url: str
+    model: str | None = None
+    codec: PromptCodec | None = None
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """`window_s` is how long one window is measured, after a lead that is recorded but not measured."""
+
+    rates: tuple[float, ...]
+    seed: int = 0
+    num_rounds: int = 4
+    window_s: float = 10.0
+    num_warmup: int = 4
+    ignore_eos: bool = True
+    request_timeout_s: float = 120.0
+    max_lead_s: float = 10.0
+    max_drain_s: float = 30.0
+
+
+def mirrored(count: int, number: int) -> Sequence[int]:
+    """Forwards in even rounds, backwards in odd ones."""
+    return range(count) if number % 2 == 0 else range(count - 1, -1, -1)
+
+
+async def run_compare(
+    contract: Contract,
+    contenders: Sequence[Contender],
+    options: CompareOptions,
+    writer: RunWriter,
+    tell: Tell | None = None,
+    *,
+    order: Order = mirrored,
+) -> CompareResult:
+    """Measure all contenders; the first is what the others are compared with.
+
+    Every request goes to `writer` as it ends; `writer.finish` is the caller's. Raises UsageError for fewer than two
+    contenders or no rate, and what bench.search.run_bench raises for a target that cannot be measured.
+    """
+    if len(contenders) < 2:
+        raise UsageError("a comparison needs at least two targets")
+    if not options.rates or min(options.rates) <= 0 or options.num_rounds < 2:
+        raise UsageError("a comparison needs at least one rate above 0 and two rounds")
+    async with AsyncExitStack() as stack:
+        runners = []
+        for number, contender in enumerate(contenders):
+            client = HttpClient(contender.url)
+            stack.push_async_callback(client.close)
+            info = await describe_target(client, model=contender.model)
+            codec = contender.codec
+            if codec is None:
+                own = HttpCodec(contender.url, info.model)
+                stack.callback(own.close)
+                codec = own
+            earlier = sum(c.url == contender.url for c in contenders[:number])
+            runners.append(_Runner(chr(ord("A") + number), contender, info, codec, earlier))
+        return await _Compare(contract, runners, options, writer, tell, order).run()
+
+
+@dataclass
+class _Runner:
+    label: str
+    contender: Contender
+    info: TargetInfo
+    codec: PromptCodec
+    salt: int
+    """How often the same URL stands before it: it must not meet the prompts that those have left in its cache."""
+    renderer: Renderer | None = None
+
+
+class _Compare:
+    def __init__(
+        self,
+        contract: Contract,
+        runners: Sequence[_Runner],
+        options: CompareOptions,
+        writer: RunWriter,
+        tell: Tell | None,
+        order: Order,
+    ) -> None:
+        self._contract, self._runners, self._options = contract, runners, options
+        self._writer, self._tell, self._order = writer, tell, order
+        lengths = [r.info.context_length for r in runners if r.info.context_length is not None]
+        self._context_limit = min(lengths, default=None)
+        self._notes: list[str] = []
+        self._windows: list[SideWindow] = []
+        self._answer_s = 0.0
+
+    async def run(self) -> CompareResult:
+        o = self._options
+        busy = busy_note(await busy_percent())
+        if busy:
+            self._notes.append(busy)
+        path = await self._make_renderers()
+        self._writer.update(
+            target=", ".join(f"{r.label}: {r.contender.name}" for r in self._runners),
+            identity=self._runners[0].info.identity,
+            seed=o.seed,
+            arrivals=self._contract.traffic.arrivals.process,
+            window_s=o.window_s,
+            options={**self._writer.header.options, "compare": plain(o), "targets": [_told(r) for r in self._runners]},
+        )
+        for runner in self._runners:
+            await self._warm_up(runner)
+        first = self._runners[0]
+        twins = [(first, 0), (first, 1)]
+        await self._rounds("self", twins)
+        await self._rounds("versus", [(r, r.salt) for r in self._runners])
+        self._writer.update(warmup_s=self._lead_s())
+        sides = tuple(Side(r.label, r.contender.name, _told(r), r.info.identity) for r in self._runners)
+        self._note_prompts()
+        return CompareResult(self._contract.slo, sides, tuple(self._windows), o.rates, tuple(self._notes), path)
+
+    async def _make_renderers(self) -> str:
+        """The first of chats, texts and token ids in which every target can be given exact lengths."""
+        base = RenderOptions("", ignore_eos=self._options.ignore_eos)
+        problem = ""
+        for way in (base, replace(base, as_chat=False), replace(base, as_token_ids=True)):
+            try:
+                for r in self._runners:
+                    r.renderer = await asyncio.to_thread(Renderer, r.codec, replace(way, model=r.info.model))
+                return way.path
+            except (RequestError, UsageError) as error:
+                problem = str(error)
+                self._notes.append(f"{way.path} is not used: {error}")
+        raise UsageError(f"no prompts of exact lengths can be made for all targets: {problem}")
+
+    async def _warm_up(self, runner: _Runner) -> None:
+        workload = sample_workload(
+            self._contract, seed=self._options.seed, stream="compare/warmup", arrivals="closed",
+            num_requests=self._options.num_warmup, context_limit=self._context_limit,
+        )  # fmt: skip
+        planned = await self._render(runner, in_chains(workload.requests, 1), runner.salt)
+        name = f"warmup/{runner.label}"
+        result = await drive(
+            planned,
+            Endpoint(runner.contender.url),
+            self._drive_options(),
+            on_done=lambda _, timing: self._writer.append(timing, point=name, warmup=True),
+        )
+        for t in result.timings:
+            if t.ok:
+                self._answer_s = max(self._answer_s, (t.t_end_ns - t.t_send_ns) / NS_PER_S)
+
+    async def _rounds(self, stage: Stage, sides: Sequence[tuple[_Runner, int]]) -> None:
+        o = self._options
+        total = len(sides) * len(o.rates) * o.num_rounds
+        done = 0
+        for number in range(o.num_rounds):
+            for rate in o.rates:
+                stream = f"compare/{stage}/{rate:g}/{number}"
+                workload = sample_workload(
+                    self._contract, seed=o.seed, stream=stream, qps=rate,
+                    duration_s=self._lead_s() + o.window_s, context_limit=self._context_limit,
+                )  # fmt: skip
+                for place in self._order(len(sides), number):
+                    runner, salt = sides[place]
+                    label = runner.label if stage == "versus" else f"{runner.label}{place + 1}"
+                    window = await self._window(stage, label, runner, salt, workload, rate, number)
+                    self._windows.append(window)
+                    done += 1
+                    if self._tell is not None:
+                        self._tell(stage, done, total, window.text)
+
+    async def _window(
+        self,
+        stage: Stage,
+        label: str,
+        runner: _Runner,
+        salt: int,
+        workload: SampledWorkload,
+        rate: float,
+        number: int,
+    ) -> SideWindow:
+        planned = await self._render(runner, workload.requests, salt)
+        num_lead = sum(r.at_s < self._lead_s() for r in workload.requests)
+        name = f"{stage}/{label}/{rate:g}/{number + 1}"
+        measured: dict[int, RequestTiming] = {}
+
+        def keep(index: int, timing: RequestTiming) -> None:
+            self._writer.append(timing, point=name, warmup=index < num_lead)
+            if index >= num_lead:
+                measured[index] = timing
+
+        with self._writer.stage(name, num_requests=len(planned)):
+            result = await drive(planned, Endpoint(runner.contender.url), self._drive_options(), on_done=keep)
+        timings = [measured[i] for i in sorted(measured)]
+        checks = self_checks(result, timings, planned, self._contract.slo, workload.prefix_reuse)
+        void = checks.void if timings else (*checks.void, "no request was measured")
+        return SideWindow(stage, label, rate, number, measured, void, checks.notes, prompts_digest(planned), name)
+
+    async def _render(
+        self, runner: _Runner, requests: Sequence[TimedRequest], salt: int
+    ) -> tuple[RenderedRequest, ...]:
+        assert runner.renderer is not None
+        return await asyncio.to_thread(runner.renderer.render, salted(requests, salt))
+
+    def _lead_s(self) -> float:
+        """Long enough for the first requests to end on the slowest target; the same for all."""
+        return min(self._options.max_lead_s, max(0.2, 2 * self._answer_s))
+
+    def _drive_options(self) -> DriveOptions:
+        return DriveOptions(request_timeout_s=self._options.request_timeout_s, cut_off_s=self._options.max_drain_s)
+
+    def _note_prompts(self) -> None:
+        by_label: dict[str, list[str]] = {}
+        for w in self._windows:
+            if w.stage == "versus":
+                by_label.setdefault(w.label, []).append(w.prompts)
+        first = by_label[self._runners[0].label]
+        for runner in self._runners[1:]:
+            if sorted(by_label[runner.label]) == sorted(first):
+                continue
+            why = (
+                "the same server stands twice, and must not meet its own cache" if runner.salt else "tokenizers differ"
+            )
+            self._notes.append(
+                f"{runner.label} got requests of the same lengths and shared beginnings, in other words: {why}"
+            )
+
+
+def salted(requests: Sequence[TimedRequest], salt: int) -> Sequence[TimedRequest]:
+    """The same requests in other words; salt 0 leaves them as they are."""
+    if not salt:
+        return requests
+    return [
+        replace(r, segments=tuple(replace(s, key=seed_of(s.key, "again", salt)) for s in r.segments)) for r in requests
+    ]
+
+
+def prompts_digest(planned: Sequence[RenderedRequest]) -> str:
+    """Of all bodies but for the model's name."""
+    digest = hashlib.sha256()
+    for request in planned:
+        body: dict[str, Any] = msgspec.json.decode(request.body)
+        body.pop("model", None)
+        digest.update(msgspec.json.encode(body) + b"\0")
+    return digest.hexdigest()
+
+
+def _told(runner: _Runner) -> dict[str, Any]:
+    """What is stated of a target."""
+    return {
+        "label": runner.label,
+        "name": runner.contender.name,
+        "url": runner.contender.url,
+        "model": runner.info.model,
+        "flags": list(runner.contender.flags),
+        "context_length": runner.info.context_length,
+    }

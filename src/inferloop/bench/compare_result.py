@@ -1,0 +1,220 @@
+"""What a comparison found, and how it is told in summary.json."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from inferloop.core.slo import Slo
+from inferloop.measure.bootstrap import BlockBootstrap
+from inferloop.measure.columns import Columns
+from inferloop.measure.latency import Latency
+from inferloop.measure.paired import Difference, Pair, Seen, decide, see
+from inferloop.measure.pareto import dominated_by
+from inferloop.measure.quantiles import min_samples
+from inferloop.measure.samples import CENSORED, collect
+from inferloop.measure.summary import achieved_rate, count_errors, token_rate
+from inferloop.measure.timing import DEFINITIONS, RequestTiming
+from inferloop.measure.verdict import judge
+
+Stage = Literal["self", "versus"]
+_LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "ttlt_ms", "queue_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One target: its letter, what the user called it, what it was started with, what it says it is."""
+
+    label: str
+    name: str
+    told: Mapping[str, Any]
+    identity: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SideWindow:
+    """One measured window of one target. `timings` by the request's place in the plan; `void` is empty when its numbers
+    may be used; `prompts` is the digest of what was sent."""
+
+    stage: Stage
+    label: str
+    rate: float
+    number: int
+    timings: Mapping[int, RequestTiming]
+    void: tuple[str, ...]
+    notes: tuple[str, ...]
+    prompts: str
+    name: str
+
+    @property
+    def rows(self) -> list[RequestTiming]:
+        return [self.timings[i] for i in sorted(self.timings)]
+
+    @property
+    def text(self) -> str:
+        rate = token_rate(self.rows)
+        tokens = "" if rate is None else f", {rate:.3g} tok/s"
+        return f"{self.name}: {len(self.timings)} requests{tokens}" + "".join(f", void: {text}" for text in self.void)
+
+
+@dataclass(frozen=True)
+class CompareResult:
+    """`sides[0]` is what the others are compared with."""
+
+    slo: Slo
+    sides: tuple[Side, ...]
+    windows: tuple[SideWindow, ...]
+    rates: tuple[float, ...]
+    notes: tuple[str, ...]
+    path: str
+
+    @cached_property
+    def differences(self) -> dict[tuple[str, float], list[Difference]]:
+        """Of each target but the first, at each rate. All that is said of one target is judged together."""
+        found: dict[tuple[str, float], list[Difference]] = {}
+        for side in self.sides[1:]:
+            seen = {rate: self._seen(side.label, rate) for rate in self.rates}
+            total = sum(len(figures) for figures in seen.values())
+            for rate, figures in seen.items():
+                found[side.label, rate] = decide(figures, num_compared=total)
+        return found
+
+    @cached_property
+    def points(self) -> list[dict[str, Any]]:
+        """One per target and rate with a usable window; latencies of all its windows together, rates averaged."""
+        found = [self._point(side, rate) for side in self.sides for rate in self.rates]
+        points = [point for point in found if point["num_requests"]]
+        for point, by in zip(points, dominated_by([self._columns(p, points) for p in points]), strict=True):
+            point["dominated_by"] = None if by is None else points[by]["name"]
+        return points
+
+    @property
+    def verdict(self) -> str:
+        """Nothing is asked of a comparison; it is void when a target could not be compared at all."""
+        return "void" if self.reasons else "not declared"
+
+    @property
+    def reasons(self) -> list[str]:
+        return [
+            f"{side.label} has no pair of usable windows with {self.sides[0].label}"
+            for side in self.sides[1:]
+            if not any(self._pairs("versus", self.sides[0].label, side.label, rate) for rate in self.rates)
+        ]
+
+    def as_summary(self) -> dict[str, Any]:
+        voids = [f"{w.name} is void and left out: {'; '.join(w.void)}" for w in self.windows if w.void]
+        return {
+            "kind": "compare",
+            "verdict": self.verdict,
+            "reasons": self.reasons,
+            "notes": list(dict.fromkeys([*self.notes, *voids, *self._window_notes()])),
+            "path": self.path,
+            "targets": [{**side.told, "identity": side.identity} for side in self.sides],
+            "points": self.points,
+            "comparisons": [
+                {"target": label, "against": self.sides[0].label, "offered_qps": rate, **d.as_json()}
+                for (label, rate), differences in self.differences.items()
+                for d in differences
+            ],
+            "self": [
+                {"offered_qps": rate, "figure": s.figure.name, "differences": [_finite(d) for d in s.scatter]}
+                for rate in self.rates
+                for s in see(self._pairs("self", *self._twins, rate), (), self.slo)
+            ],
+            "definitions": dict(DEFINITIONS),
+        }
+
+    def _window_notes(self) -> list[str]:
+        """Those that differ in nothing but their numbers are told once."""
+        alike: dict[str, list[str]] = {}
+        for window in self.windows:
+            for text in window.notes:
+                alike.setdefault(re.sub(r"[\d.]+", "#", text), []).append(f"{window.name}: {text}")
+        return [
+            found[0] + (f" (and so in {len(found) - 1} other windows)" if found[1:] else "") for found in alike.values()
+        ]
+
+    @property
+    def _twins(self) -> tuple[str, str]:
+        return f"{self.sides[0].label}1", f"{self.sides[0].label}2"
+
+    def _seen(self, label: str, rate: float) -> list[Seen]:
+        pairs = self._pairs("versus", self.sides[0].label, label, rate)
+        return see(pairs, self._pairs("self", *self._twins, rate), self.slo)
+
+    def _pairs(self, stage: Stage, one: str, other: str, rate: float) -> list[Pair]:
+        """Windows of the same round, where both may be used, with the requests that both have."""
+        found: list[Pair] = []
+        for a in self._usable(stage, one, rate):
+            for b in self._usable(stage, other, rate):
+                both = sorted(a.timings.keys() & b.timings.keys())
+                if a.number == b.number and both:
+                    found.append(([a.timings[i] for i in both], [b.timings[i] for i in both]))
+        return found
+
+    def _usable(self, stage: Stage, label: str, rate: float) -> list[SideWindow]:
+        found = [w for w in self.windows if (w.stage, w.label, w.rate) == (stage, label, rate) and not w.void]
+        return sorted(found, key=lambda w: w.number)
+
+    def _point(self, side: Side, rate: float) -> dict[str, Any]:
+        windows = [w.rows for w in self._usable("versus", side.label, rate)]
+        rows = [r for window in windows for r in window]
+        c = Columns.of(rows)
+        bootstrap = BlockBootstrap.of(c.send)
+        slo = judge(self.slo, rows)
+        return {
+            "name": f"{side.label} at {rate:g}/s",
+            "target": side.label,
+            "mode": "open",
+            "offered_qps": rate,
+            "achieved_qps": _mean([achieved_rate(w)[0] for w in windows]),
+            "output_tok_s": _mean([token_rate(w) for w in windows]),
+            "goodput_qps": _mean([judge(self.slo, w).goodput_qps for w in windows]) if self.slo.objectives else None,
+            "num_requests": len(rows),
+            "num_windows": len(windows),
+            **{m: Latency.of(collect(m, c), bootstrap).as_json() for m in _LATENCIES},
+            **{
+                f"response_{m}": Latency.of(collect(m, c, from_intended=True), bootstrap).as_json()
+                for m in ("ttft_ms", "ttlt_ms")
+            },
+            "errors": count_errors(rows),
+            "num_censored": sum(r.error == CENSORED for r in rows),
+            "num_input_tokens": sum(r.num_input_tokens for r in rows),
+            "num_output_tokens": sum(r.num_output_tokens for r in rows),
+            "num_cached_tokens": sum(r.num_cached_tokens for r in rows),
+            "certified": min_samples(0.95) <= len(rows),
+            "slo_verdict": slo.verdict if self.slo.objectives else "not declared",
+        }
+
+    def _columns(self, point: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> tuple[float | None, ...]:
+        """What the Pareto front is made of: throughput, TTFT, TPOT; less is better. One percentile for all points."""
+        name = pareto_percentile(points)
+        gain = point["goodput_qps"] if self.slo.objectives else point["output_tok_s"]
+        return (
+            None if gain is None else -gain,
+            _percentile(point["ttft_ms"], name),
+            _percentile(point["tpot_ms"], name),
+        )
+
+
+def pareto_percentile(points: Sequence[Mapping[str, Any]]) -> str:
+    """p95 where all points can certify it, else p50."""
+    known = all(_percentile(p[m], "p95") is not None for p in points for m in ("ttft_ms", "tpot_ms"))
+    return "p95" if known else "p50"
+
+
+def _percentile(latency: Mapping[str, Any], name: str) -> float | None:
+    return math.inf if name in latency["infinite"] else latency[name]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

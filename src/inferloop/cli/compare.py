@@ -1,0 +1,136 @@
+"""`inferloop compare CONTRACT --targets A,B`: the same frozen requests on several targets, and what differs."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inferloop.cli.common import CacheDirOption, JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
+from inferloop.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from inferloop.bench.compare_result import CompareResult
+    from inferloop.contract.workload import Contract
+    from inferloop.records.run import RunWriter
+
+_OVERHEAD_S = 2.0
+"""Of a window, besides its lead and its drain: making the bodies, connecting."""
+
+
+@verb
+def compare(
+    contract: Annotated[Path, typer.Argument(help="The contract: YAML, TOML or JSON.")],
+    targets: Annotated[
+        str,
+        typer.Option(
+            help="Separated by commas: URLs, or backends to launch, with flags of `inferloop serve` after a space "
+            "(embedded kv_dtype=int8). The others are compared with the first.",
+            show_default=False,
+        ),
+    ],
+    rates: Annotated[
+        str | None,
+        typer.Option(help="Requests/s, separated by commas; default: the contract's average and peak."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=2, max=100, help="How often each target is measured at each rate.")] = 4,
+    window_s: Annotated[
+        float, typer.Option("--window-s", min=0.5, max=3600, help="How long it is measured each time.")
+    ] = 10.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same requests.")] = 0,
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Ask for answers of exactly the sampled length; hosted APIs refuse this.")
+    ] = True,
+    runs_dir: RunsDirOption = Path("runs"),
+    cache_dir: CacheDirOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Send the same requests to every target in turns, and tell the differences that chance does not explain.
+
+    The first target is measured against itself before anything is compared: what differs there is the noise floor.
+    Exits 4 when a target could not be compared.
+
+    Example: inferloop compare contracts/assistant.yaml --targets "embedded,embedded kv_dtype=int8" --rates 1,2
+    """
+    from inferloop.bench.compare import CompareOptions, Contender, run_compare
+    from inferloop.cli import wire
+    from inferloop.cli.report import write_report
+    from inferloop.contract.load import load
+    from inferloop.records.run import RunWriter, open_run
+
+    wanted = [(text.strip(), *wire.target_flags(text)) for text in targets.split(",")]
+    if len(wanted) < 2:
+        raise UsageError("--targets needs at least two, separated by commas")
+    loaded = load(contract)
+    options = CompareOptions(
+        _rates(rates, loaded), seed=seed, num_rounds=rounds, window_s=window_s, ignore_eos=ignore_eos
+    )
+    num_windows = rounds * len(options.rates) * (len(wanted) + 2)
+    stderr.print(f"{num_windows} windows, about {num_windows * (window_s + _OVERHEAD_S) / 60:.1f} min", markup=False)
+
+    async def main(writer: RunWriter) -> CompareResult:
+        async with AsyncExitStack() as stack:
+            contenders = []
+            for number, (text, name, flags) in enumerate(wanted):
+                up = await stack.enter_async_context(
+                    wire.target(
+                        name,
+                        loaded.model,
+                        log_dir=writer.path,
+                        cache_dir=cache_dir,
+                        slo=loaded.slo,
+                        flags=flags,
+                        log_name=f"{chr(ord('a') + number)}-{name}",
+                    )
+                )
+                contenders.append(Contender(text, up.url, up.model, up.codec, tuple(text.split()[1:])))
+            return await run_compare(loaded, contenders, options, writer, _tell)
+
+    told = {"contract_text": contract.read_text()}
+    with RunWriter(runs_dir, verb="compare", service=loaded.service, contract=loaded, options=told) as writer:
+        result = run_async(lambda: main(writer))
+        summary = writer.finish(result.as_summary())
+        report = write_report(open_run(writer.path))
+    if json_output:
+        print_json(summary)
+    else:
+        show(summary, report)
+    raise typer.Exit(4 if summary["verdict"] == "void" else 0)
+
+
+def _rates(text: str | None, contract: Contract) -> tuple[float, ...]:
+    if text is None:
+        return tuple(dict.fromkeys((contract.traffic.qps.avg, contract.traffic.qps.peak)))
+    try:
+        found = tuple(dict.fromkeys(float(word) for word in text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or not all(0 < rate < 1e6 for rate in found):
+        raise UsageError(f"--rates {text!r}: numbers above 0, separated by commas")
+    return found
+
+
+def _tell(stage: str, num_done: int, num_total: int, text: str | None) -> None:
+    stderr.print(f"{num_done}/{num_total}  {text}", markup=False)
+
+
+def show(summary: dict[str, Any], report: Path) -> None:
+    """The targets, their points with what dominates them, the differences, and where it all lies."""
+    from inferloop.cli.compare_tables import differences_table, points_table
+    from inferloop.cli.tables import coloured
+
+    for side in summary["targets"]:
+        digest = ((side["identity"] or {}).get("digest") or "no identity told")[:12]
+        stdout.print(f"{side['label']}  {side['name']}, {side['model']}, {digest}", markup=False)
+    stdout.print()
+    stdout.print(points_table(summary))
+    stdout.print()
+    stdout.print(differences_table(summary))
+    for note in summary["notes"]:
+        stdout.print(f"note      {note}", markup=False)
+    for reason in summary["reasons"]:
+        stdout.print(f"void      {reason}", markup=False)
+    stdout.print(f"verdict   {coloured(summary['verdict'])}")
+    stdout.print(f"report    {report}", soft_wrap=True, markup=False)

@@ -1,0 +1,67 @@
+"""A comparison as tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+_CALLED = {True: "[green]better[/]", False: "[red]worse[/]", None: "[dim]no difference[/]"}
+
+
+def points_table(summary: dict[str, Any]) -> Table:
+    """One row per target and rate; dominated rows say by which."""
+    table = _table("Targets at each rate (ms; a dash: too few requests to certify it)")
+    for name in ("point", "n", "tok/s", "good/s", "TTFT p50", "p95", "TPOT p50", "p95", "errors"):
+        table.add_column(name, justify="left" if name == "point" else "right")
+    table.add_column("dominated by")
+    for p in summary["points"]:
+        rate = p["errors"]["rate"]
+        table.add_row(
+            p["name"],
+            str(p["num_requests"]),
+            number(p["output_tok_s"]),
+            number(p["goodput_qps"]),
+            *(number(p[m][q]) for m in ("ttft_ms", "tpot_ms") for q in ("p50", "p95")),
+            "-" if rate is None else f"{rate:.1%}",
+            p["dominated_by"] or "",
+        )
+    return table
+
+
+def differences_table(summary: dict[str, Any]) -> Table:
+    """One row per target, rate and figure."""
+    table = _table(
+        "Differences (ms, tokens/s, requests/s), with 95 % intervals; beyond the noise floor they are called"
+    )
+    for name in ("target", "rate/s", "figure"):
+        table.add_column(name)
+    for name in ("first", "target", "difference", "interval", "noise floor"):
+        table.add_column(name, justify="right")
+    table.add_column("called")
+    for d in summary["comparisons"]:
+        i = d["interval"]
+        table.add_row(
+            d["target"],
+            f"{d['offered_qps']:g}",
+            d["figure"],
+            number(d["a"]),
+            number(d["b"]),
+            number(d["difference"], signed=True),
+            "-" if i is None else f"{number(i['low'], signed=True)} to {number(i['high'], signed=True)}",
+            number(d["noise_floor"]),
+            _CALLED[d["better"]],
+        )
+    return table
+
+
+def number(value: float | None, *, signed: bool = False) -> str:
+    """Three significant digits, never an exponent."""
+    if value is None:
+        return "-"
+    plus = "+" if signed else ""
+    return f"{value:{plus}.0f}" if abs(value) >= 100 else f"{value:{plus}.3g}" if abs(value) >= 1e-3 else "0"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")

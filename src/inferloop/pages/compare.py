@@ -1,0 +1,185 @@
+"""Several targets under the same requests: what differs beyond chance, who dominates whom, how each was set up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+from inferloop.measure.timing import RequestTiming
+from inferloop.pages.charts import several_frontiers
+from inferloop.pages.html import Child, Column, grouped_table, table, tag
+from inferloop.pages.text import ABSENT, METRICS, number, percent, percentile, words
+from inferloop.pages.timing import pick_streams, timing_simulator
+from inferloop.pages.verdicts import Json, declared, mapping, mappings
+
+Part = tuple[str, str, list[Child]]
+
+
+def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[RequestTiming]]) -> list[Part]:
+    """(anchor, title, content) of each part. `points` are the requests by their window's name."""
+    targets = mappings(summary.get("targets"))
+    measured = mappings(summary.get("points"))
+    names = {str(t.get("label")): f"{t.get('label')}: {t.get('name')}" for t in targets}
+    parts: list[Part] = [("targets", "Targets", [targets_table(targets)])]
+    found = differences_table(mappings(summary.get("comparisons")), names)
+    if found:
+        parts.append(("differences", "Differences", [_read_as(), found]))
+    if measured:
+        series = {names.get(str(label), str(label)): _of(measured, label) for label in names}
+        charts = several_frontiers(series, declared(summary, header))
+        grid = tag("div", [c.html() for c in charts], class_="charts") if charts else None
+        parts.append(("frontier", "Frontier", [grid, pareto_table(measured)]))
+    floor = self_table(mappings(summary.get("self")), targets)
+    if floor:
+        parts.append(("self", "What chance makes", [floor]))
+    said = words(summary.get("notes"))
+    if said:
+        parts.append(("notes", "Notes", [tag("ul", [tag("li", text) for text in said])]))
+    rows = {name: _windows(points, label) for label, name in names.items()}
+    streams = pick_streams({name: found for name, found in rows.items() if found})
+    if streams:
+        parts.append(("timing", "Token timing", [timing_simulator(streams)]))
+    return parts
+
+
+def targets_table(targets: Sequence[Json]) -> Markup:
+    """What each is and what it was started with."""
+    rows: list[list[Child]] = []
+    for t in targets:
+        identity = mapping(t.get("identity"))
+        digest = identity.get("digest")
+        engine = " ".join(str(identity[k]) for k in ("engine", "engine_revision") if identity.get(k))
+        rows.append(
+            [
+                str(t.get("label")),
+                str(t.get("name")),
+                " ".join(words(t.get("flags"))) or ABSENT,
+                str(t.get("model") or ABSENT),
+                engine or ABSENT,
+                str(identity.get("precision") or ABSENT),
+                tag("code", str(digest)[:12], title=str(digest)) if digest else "not told",
+            ]
+        )
+    columns = [Column(t) for t in ("", "Target", "Flags", "Model", "Engine", "Precision", "Identity")]
+    return table("Each target as it was measured; the others are compared with the first", columns, rows)
+
+
+def differences_table(comparisons: Sequence[Json], names: Mapping[str, str]) -> Markup | None:
+    """A group per target and rate, a row per figure."""
+    groups: dict[str, list[list[Child]]] = {}
+    for d in comparisons:
+        title = f"{names.get(str(d.get('target')), str(d.get('target')))} at {number(d.get('offered_qps'))}/s"
+        groups.setdefault(title, []).append(
+            [
+                figure_name(d),
+                _value(d, "a"),
+                _value(d, "b"),
+                signed(d.get("difference")),
+                interval_text(mapping(d.get("interval"))),
+                _value(d, "noise_floor"),
+                called(d),
+            ]
+        )
+    if not groups:
+        return None
+    columns = [Column("Figure"), *(Column(t, True) for t in ("First", "This", "Difference", "95 % interval"))]
+    columns += [Column("Noise floor", True), Column("Beyond chance")]
+    return grouped_table("Against the first target, window by window", columns, list(groups.items()))
+
+
+def pareto_table(points: Sequence[Json]) -> Markup:
+    """Every target at every rate; dominated rows say by which."""
+    rows: list[list[Child]] = []
+    for p in points:
+        ttft, tpot = mapping(p.get("ttft_ms")), mapping(p.get("tpot_ms"))
+        by = p.get("dominated_by")
+        rows.append(
+            [
+                str(p.get("name")),
+                number(p.get("num_requests")),
+                number(p.get("output_tok_s")),
+                number(p.get("goodput_qps")),
+                *(percentile(latency, q) for latency in (ttft, tpot) for q in ("p50", "p95")),
+                percent(mapping(p.get("errors")).get("rate")),
+                f"dominated by {by}" if by else "on the front",
+            ]
+        )
+    titles = ("Requests", "Output tok/s", "Good/s", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "Errors")
+    columns = [Column("Target"), *(Column(t, True) for t in titles), Column("Pareto")]
+    caption = (
+        "A row is dominated when another has at least its throughput (goodput where objectives are declared) with no "
+        "longer TTFT and TPOT, and is better in one"
+    )
+    return table(caption, columns, rows)
+
+
+def self_table(found: Sequence[Json], targets: Sequence[Json]) -> Markup | None:
+    """How the first target differed from itself."""
+    rows: list[list[Child]] = []
+    for s in found:
+        differences = s.get("differences")
+        told = ", ".join(signed(d) for d in differences) if isinstance(differences, list) else ABSENT
+        rows.append([figure_name(s), f"{number(s.get('offered_qps'))}/s", told])
+    if not rows:
+        return None
+    first = str(targets[0].get("label")) if targets else "the first"
+    return table(
+        f"{first} against itself: the second window of each pair less the first, where nothing differs but chance",
+        [Column("Figure"), Column("Rate", True), Column("Differences", wide=True)],
+        rows,
+    )
+
+
+def figure_name(d: Json) -> str:
+    """`TTFT p95, ms`."""
+    metric, _, quantile = str(d.get("figure")).partition(" ")
+    unit = ", ms" if metric.endswith("_ms") else ", tok/s" if metric.endswith("tok_s") else "/s"
+    name = METRICS.get(metric, metric)
+    return f"{name} {quantile}{unit}" if quantile else f"{name}{unit}" if unit != "/s" else name
+
+
+def signed(value: object) -> str:
+    """With a plus where it is above zero."""
+    text = number(value)
+    return f"+{text}" if isinstance(value, int | float) and value > 0 else text
+
+
+def interval_text(interval: Json) -> str:
+    if not interval:
+        return ABSENT
+    ends = []
+    for name, sign in (("low", "-"), ("high", "+")):
+        ends.append(f"{sign}\u221e" if name in words(interval.get("infinite")) else signed(interval.get(name)))
+    return f"{ends[0]} to {ends[1]}"
+
+
+def called(d: Json) -> Markup:
+    """In words; colour only repeats them."""
+    better = d.get("better")
+    if better is None:
+        return tag("span", "no difference", class_="soft")
+    word = "better" if better else "worse"
+    symbol = "\u25b2" if d.get("called") == "more" else "\u25bc"
+    return tag("span", f"{symbol} {word}", class_=f"verdict {'pass' if better else 'fail'}")
+
+
+def _value(d: Json, name: str) -> str:
+    return "\u221e" if name in words(d.get("infinite")) else number(d.get(name))
+
+
+def _read_as() -> Markup:
+    return tag(
+        "p",
+        "A difference is called only when its interval, from the same requests resampled on both sides, excludes zero, "
+        "and it exceeds the noise floor: what paired windows differ by chance, as seen when the first target is "
+        "measured against itself, shared out among all that is compared here.",
+    )
+
+
+def _of(points: Sequence[Json], label: str) -> list[Json]:
+    return [p for p in points if p.get("target") == label]
+
+
+def _windows(points: Mapping[str, Sequence[RequestTiming]], label: str) -> list[RequestTiming]:
+    return [r for name, rows in points.items() if name.split("/")[:2] == ["versus", label] for r in rows]

@@ -1,0 +1,77 @@
+"""How a comparison goes about it, and what it makes of its windows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from inferloop.bench.compare import mirrored, salted
+from inferloop.bench.compare_result import CompareResult, Side, SideWindow, Stage
+from inferloop.core.request import Segment, TimedRequest
+from inferloop.core.slo import Slo
+from inferloop.measure.timing import Chunk, RequestTiming
+
+MS = 1_000_000
+
+
+def side_window(
+    stage: Stage, label: str, number: int, ttft_ms: float, *, void: Sequence[str] = (), num: int = 40
+) -> SideWindow:
+    timings = {}
+    for i in range(num):
+        t = (number * 1000 + i * 20) * MS
+        first = t + int((ttft_ms + (i * 7 + number) % 5 * 0.1) * MS)
+        chunks = (Chunk(first, 1), Chunk(first + 5 * MS, 1))
+        timings[i] = RequestTiming(f"{label}{i}", t, t, t, chunks[-1].t_ns, chunks, 9, 2, finish_reason="length")
+    name = f"{stage}/{label}/20/{number + 1}"
+    return SideWindow(stage, label, 20.0, number, timings, tuple(void), (), "d", name)
+
+
+def result(windows: Sequence[SideWindow]) -> CompareResult:
+    sides = tuple(Side(label, "scripted", {"label": label}, None) for label in "AB")
+    return CompareResult(Slo(), sides, tuple(windows), (20.0,), (), "/v1/completions")
+
+
+def windows(b_ms: float, **of_b: Sequence[str]) -> list[SideWindow]:
+    found = [side_window("self", f"A{i}", n, 10) for n in range(4) for i in (1, 2)]
+    found += [side_window("versus", "A", n, 10) for n in range(4)]
+    return found + [side_window("versus", "B", n, b_ms, void=of_b.get(f"round_{n}", ())) for n in range(4)]
+
+
+def test_rounds_are_mirrored() -> None:
+    assert [i for number in range(4) for i in mirrored(2, number)] == [0, 1, 1, 0, 0, 1, 1, 0]
+    assert list(mirrored(3, 1)) == [2, 1, 0]
+
+
+def test_the_same_server_twice_gets_the_same_shape_in_other_words() -> None:
+    requests = [TimedRequest(i, 0.0, (Segment(7, 20), Segment(i, 5)), 3) for i in range(3)]
+    again = salted(requests, 1)
+    assert salted(requests, 0) is requests
+    assert [r.input_tokens for r in again] == [25] * 3
+    assert len({r.segments[0] for r in again}) == 1 and again[0].segments[0] != requests[0].segments[0]
+
+
+def test_a_slower_target_is_called_and_dominated() -> None:
+    summary = result(windows(14.0)).as_summary()
+    json.dumps(summary, allow_nan=False)
+    called = {d["figure"]: d for d in summary["comparisons"]}
+    ttft = called["ttft_ms p50"]
+    assert (ttft["called"], ttft["better"], ttft["num_pairs"]) == ("more", False, 4)
+    assert abs(ttft["difference"] - 4.0) < 0.2
+    assert called["tpot_ms p50"]["called"] == "none"
+    assert [p["dominated_by"] for p in summary["points"]] == [None, "A at 20/s"]
+    assert summary["verdict"] == "not declared"
+
+
+def test_void_windows_leave_with_their_partners() -> None:
+    summary = result(windows(14.0, round_1=["the client stalled"])).as_summary()
+    assert {d["num_pairs"] for d in summary["comparisons"]} == {3}
+    assert "versus/B/20/2 is void and left out: the client stalled" in summary["notes"]
+    lost = result(windows(14.0, **{f"round_{n}": ["no"] for n in range(4)})).as_summary()
+    assert lost["verdict"] == "void" and "B has no pair" in lost["reasons"][0]
+    assert lost["comparisons"] == []
+
+
+def test_without_the_target_against_itself_nothing_is_called() -> None:
+    unknown = [w for w in windows(50.0) if w.stage == "versus"]
+    assert {d["called"] for d in result(unknown).as_summary()["comparisons"]} == {"none"}
