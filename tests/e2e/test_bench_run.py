@@ -123,7 +123,9 @@ async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path) -> None:
             writer.finish(result.as_summary())
     assert result.verdict == "fail"
     burst = result.points[1]
-    assert (burst.mode, burst.verdict, burst.summary.num_censored) == ("burst", "not judged", 0)
+    own = [w for w in burst.void if "loop was" not in w and "late" not in w]  # of a busy machine
+    assert (burst.mode, own, burst.summary.num_censored) == ("burst", [], 0)
+    assert burst.verdict in ("not judged", "void")
     assert burst.as_json()["slo"] is None
     assert any("hopeless" in note for note in result.points[-1].notes)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inferloop.bench.drive import DriveResult
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.slo import Slo
-from inferloop.core.units import NS_PER_S
+from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.measure import little
 from inferloop.measure.quantiles import min_samples, quantile
 from inferloop.measure.samples import CENSORED, collect
@@ -21,6 +21,10 @@ _LEAST_DELAY_MS = 10.0
 _GAUGE_LAG_S = 0.002
 """The gauge falls when the client's loop comes round to it, a little after the last byte was stamped."""
 _DELAY_SHARE = 0.05
+_MOST_CPU, _MUCH_CPU = 0.9, 0.7
+"""Of one core, that a sender uses: beyond, its own queue is part of what it measures."""
+_LEAST_LAGS = 100
+"""Ticks of the loop below which no p99 of its lag is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,16 @@ def self_checks(
         _delay(measured, slo),
         _little(result),
         *_counts(result),
+        _lag(result, measured, slo),
+        _busy(result),
         _clients_fault(result),
         _pool(result),
     ]
     reused, note = _reuse(measured, reuse)
     notes = [note] if note else []
+    busiest = max((s.cpu_share for s in result.senders), default=0.0)
+    if _MUCH_CPU < busiest <= _MOST_CPU:
+        notes.append(f"the load generator was busy for {busiest:.0%} of the time: give it more senders")
     if result.num_capped:
         notes.append(f"the limit on requests in flight held back sends {result.num_capped} times")
     clipped = sum(r.clipped for r in planned)
@@ -82,12 +91,34 @@ def _delay(measured: Sequence[RequestTiming], slo: Slo) -> str | None:
         return None
     q = 0.99 if len(delays) >= min_samples(0.99) else 0.95
     late_ms = quantile(delays, q)
-    seen = sorted(collect("ttft_ms", measured).values)
-    scales = [o.limit for o in slo.objectives if o.metric == "ttft_ms"] + ([quantile(seen, 0.5)] if seen else [])
-    allowed_ms = max(_LEAST_DELAY_MS, _DELAY_SHARE * max(scales, default=0.0))
+    allowed_ms = _allowed_ms(measured, slo)
     if late_ms > allowed_ms:
         return f"schedule not honoured: p{q * 100:g} of sends is {late_ms:.0f} ms late, {allowed_ms:.0f} ms are allowed"
     return None
+
+
+def _allowed_ms(measured: Sequence[RequestTiming], slo: Slo) -> float:
+    """A small part of the TTFT that is to be told, by its limit or by its median, whichever is larger."""
+    seen = sorted(collect("ttft_ms", measured).values)
+    scales = [o.limit for o in slo.objectives if o.metric == "ttft_ms"] + ([quantile(seen, 0.5)] if seen else [])
+    return max(_LEAST_DELAY_MS, _DELAY_SHARE * max(scales, default=0.0))
+
+
+def _lag(result: DriveResult, measured: Sequence[RequestTiming], slo: Slo) -> str | None:
+    """How late the senders' own loops came round: any arrival may have waited so long for its stamp."""
+    allowed_ms = _allowed_ms(measured, slo)
+    for sender in result.senders:
+        if len(sender.loop_lags_ns) < _LEAST_LAGS:
+            continue
+        lag_ms = quantile(sorted(sender.loop_lags_ns), 0.99) / NS_PER_MS
+        if lag_ms > allowed_ms:
+            return f"the load generator's loop was {lag_ms:.0f} ms late at p99, {allowed_ms:.0f} ms are allowed"
+    return None
+
+
+def _busy(result: DriveResult) -> str | None:
+    busiest = max((s.cpu_share for s in result.senders), default=0.0)
+    return f"the load generator used {busiest:.0%} of a core: give it more senders" if busiest > _MOST_CPU else None
 
 
 def _little(result: DriveResult) -> str | None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from inferloop.bench.calibrate import Calibration
 from inferloop.core.digest import plain
 from inferloop.measure.frontier import Capacity, Frontier, FrontierPoint
+from inferloop.measure.margin import MarginInterval
+from inferloop.measure.samples import NOT_THE_SERVICE
 from inferloop.measure.summary import Mode, PointSummary
 from inferloop.measure.timing import DEFINITIONS
 from inferloop.measure.verdict import SloVerdict
+
+Role = Literal["bracket", "scout", "certified", "judged"]
+"""bracket: serial and burst. scout: short, to find the edge; no percentile of it need be certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,8 @@ class BenchPoint:
     notes: tuple[str, ...]
     num_warmup: int
     elapsed_s: float
+    role: Role = "certified"
+    margin: MarginInterval | None = None
 
     @property
     def is_judged(self) -> bool:
@@ -41,9 +49,12 @@ class BenchPoint:
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            "role": self.role,
             **self.summary.as_json(),
             "verdict": self.verdict,
             "slo": self.slo.as_json() if self.is_judged else None,
+            "margin": self.margin.as_json() if self.margin else None,
+            "client_errors": sum(n for c, n in self.summary.errors["by_class"].items() if c in NOT_THE_SERVICE),
             "void": list(self.void),
             "notes": list(self.notes),
             "num_warmup": self.num_warmup,
@@ -62,6 +73,7 @@ class BenchResult:
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     judged: BenchPoint | None
+    calibration: Calibration | None = None
 
     def as_summary(self) -> dict[str, Any]:
         """`replicas` is added by whoever sizes."""
@@ -74,6 +86,7 @@ class BenchResult:
             "slo": self.judged.slo.as_json() if self.judged and self.judged.is_judged else None,
             "judged_point": self.judged.name if self.judged else None,
             "capacity": plain(self.capacity),
+            "calibration": plain(self.calibration),
             "definitions": dict(DEFINITIONS),
         }
 
@@ -81,17 +94,23 @@ class BenchResult:
 def frontier_of(points: Sequence[BenchPoint]) -> Frontier:
     """The open points whose numbers may be used. A window of some hundred arrivals may by chance have been lighter than
     the rate it was drawn for: then it stands for what really arrived, and for no more than was asked when heavier."""
-    return Frontier.of(
+    idle = next((p.margin.margin for p in points if p.mode == "serial" and p.margin and not p.void), None)
+    found = (
         FrontierPoint(
             _rate(p.offered_qps, p.summary.arrival_qps),
             p.summary.achieved_qps,
             p.summary.output_tok_s,
             p.slo.verdict,
             p.slo.margin,
+            margin_low=p.margin.low if p.margin else None,
+            margin_high=p.margin.high if p.margin else None,
+            arrival_qps=p.summary.arrival_qps,
+            is_scout=p.role == "scout",
         )
         for p in points
         if p.mode == "open" and p.offered_qps is not None and not p.void
     )
+    return Frontier.of(found, idle)
 
 
 def _rate(offered_qps: float, arrival_qps: float | None) -> float:
@@ -118,3 +137,9 @@ def describe(point: BenchPoint) -> str:
     tokens = "" if s.output_tok_s is None else f"{s.output_tok_s:.3g} tok/s"
     name = point.name if point.offered_qps is None else f"{point.name} at {point.offered_qps:.3g}/s"
     return ", ".join(part for part in (f"{name}: {point.verdict}", rate, tokens, *point.void) if part)
+
+
+def failure_of(point: BenchPoint) -> str:
+    """Why nothing was measured at a level at which nothing succeeded."""
+    by_class = point.summary.errors["by_class"]
+    return f"no request succeeded ({', '.join(f'{n} {c}' for c, n in by_class.items()) or 'none was answered'})"

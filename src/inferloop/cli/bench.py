@@ -39,8 +39,8 @@ def bench(
     ] = None,
     budget_s: Annotated[
         float, typer.Option("--budget-s", min=5.0, max=86400, help="Seconds the measurement may take.")
-    ] = 180.0,
-    points: Annotated[int, typer.Option(min=0, max=50, help="Most rates to try between serial and burst.")] = 5,
+    ] = 240.0,
+    points: Annotated[int, typer.Option(min=0, max=50, help="Most rates to search with; the last are long.")] = 7,
     peak: Annotated[
         float | None, typer.Option(min=0.0, help="Rate to judge at; default: the contract's peak.", show_default=False)
     ] = None,
@@ -141,6 +141,14 @@ def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
     c = result.capacity
     above = "no measured rate failed" if c.high is None else f"{c.high:.3g} fails"
     stdout.print(f"\ncapacity  {c.qps:.3g} queries/s of one replica: {c.low:.3g} passes, {above}; {c.method}")
+    if c.interval is not None:
+        i = c.interval
+        stdout.print(f"          {i.confidence:.0%} interval {i.low:.3g} to {i.high:.3g} (+-{i.half_width:.0%})")
+    k = result.calibration
+    if k is not None:
+        added = "" if k.ttft_p50_ms is None else f"adds {k.ttft_p50_ms:.2g} ms to a TTFT (p95 {k.ttft_p95_ms:.2g})"
+        reaches = "" if k.max_qps is None else f"reaches {k.max_qps:.0f} streams/s"
+        stdout.print(f"client    {reaches}, {added}: measured here against a server that does nothing")
     stdout.print(f"sizing    {sizing.reason}", markup=False)
     for note in result.notes:
         stdout.print(f"note      {note}", markup=False)

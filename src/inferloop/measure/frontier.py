@@ -6,18 +6,25 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from inferloop.measure.crossing import Crossing, Level, crossing
 from inferloop.measure.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """An offered rate and how the objectives fared there. `margin` as in measure.verdict, None when unknown."""
+    """An offered rate and how the objectives fared there. `margin` as in measure.verdict, None when unknown; its 95 %
+    interval as in measure.margin, None where there is none. `arrival_qps` is what chance made of the offered rate."""
 
     offered_qps: float
     achieved_qps: float | None
     output_tok_s: float | None
     verdict: Verdict
     margin: float | None
+    margin_low: float | None = None
+    margin_high: float | None = None
+    arrival_qps: float | None = None
+    is_scout: bool = False
+    """Too short to be certain of: it helps to find the edge, and stands back where a longer level says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +32,10 @@ class Capacity:
     """Requests per second of one replica at the objective.
 
     `low` is the highest measured rate that passes below every failing one; `high` the lowest failing rate, None when no
-    rate failed (the capacity is at least `low`). `qps` lies between them, found as `method` says: measured |
+    rate failed (the capacity is at least `low`). `qps` lies between them, found as `method` says: measured | fitted |
     interpolated | none | undecided (rates below the failing ones may pass, but not certainly). `monotone` is False when
-    a rate above a failing one passed: noise, or a warm cache.
+    a rate above a failing one passed: noise, or a warm cache. `interval` is that of the fitted crossing, see
+    measure.crossing.
     """
 
     qps: float
@@ -36,33 +44,36 @@ class Capacity:
     method: str
     monotone: bool
     reason: str
+    interval: Crossing | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Points in ascending order of offered rate."""
+    """Points in ascending order of offered rate. `idle_margin` is that of one request at a time, None when unknown."""
 
     points: tuple[FrontierPoint, ...]
+    idle_margin: float | None = None
 
     @classmethod
-    def of(cls, points: Iterable[FrontierPoint]) -> Frontier:
-        return cls(tuple(sorted(points, key=lambda p: p.offered_qps)))
+    def of(cls, points: Iterable[FrontierPoint], idle_margin: float | None = None) -> Frontier:
+        return cls(tuple(sorted(points, key=lambda p: p.offered_qps)), idle_margin)
 
     def capacity(self) -> Capacity:
         """The highest rate that keeps the objective, bracketed by the first that does not.
 
-        Between the two, the rate at which the margin crosses zero on a straight line when both margins are finite and
-        of opposite sign; otherwise the passing rate itself.
+        Between the two, the rate at which the line through the levels near the edge says that the margin is used up;
+        without intervals of the margins, that on a straight line between the two; otherwise the passing rate itself.
         """
-        failing = [p for p in self.points if p.verdict == "fail"]
+        points = self._believed()
+        failing = [p for p in points if p.verdict == "fail"]
         first_fail = failing[0] if failing else None
         ceiling = first_fail.offered_qps if first_fail else math.inf
-        passing = [p for p in self.points if p.verdict == "pass"]
+        passing = [p for p in points if p.verdict == "pass"]
         below = [p for p in passing if p.offered_qps < ceiling]
         monotone = len(below) == len(passing)
         high = first_fail.offered_qps if first_fail else None
         if not below:
-            doubtful = [p for p in self.points if p.verdict != "fail" and p.offered_qps < ceiling]
+            doubtful = [p for p in points if p.verdict != "fail" and p.offered_qps < ceiling]
             if doubtful or first_fail is None:
                 return Capacity(0.0, 0.0, high, "undecided", monotone, "no rate could be certified")
             why = "no measured rate passes"
@@ -72,11 +83,39 @@ class Frontier:
         last = below[-1]
         if first_fail is None:
             return Capacity(last.offered_qps, last.offered_qps, None, "measured", monotone, "no measured rate failed")
-        crossing = margin_crossing(last, first_fail)
-        if crossing is None:
+        fitted = self.crossing()
+        if fitted is not None:
+            qps = min(max(fitted.qps, last.offered_qps), first_fail.offered_qps)
+            why = f"the margin is used up there, by a line through {fitted.num_levels} levels near it"
+            return Capacity(qps, last.offered_qps, high, "fitted", monotone, why, fitted)
+        straight = margin_crossing(last, first_fail)
+        if straight is None:
             return Capacity(last.offered_qps, last.offered_qps, high, "measured", monotone, "highest rate that passes")
         return Capacity(
-            crossing, last.offered_qps, high, "interpolated", monotone, "margin crosses zero between the two"
+            straight, last.offered_qps, high, "interpolated", monotone, "margin crosses zero between the two"
+        )
+
+    def _believed(self) -> list[FrontierPoint]:
+        """Without the scouts that pass above a longer level that failed, or fail below one that passed."""
+        long = [p for p in self.points if not p.is_scout]
+        top = min((p.offered_qps for p in long if p.verdict == "fail"), default=math.inf)
+        bottom = max((p.offered_qps for p in long if p.verdict == "pass"), default=0.0)
+        return [
+            p
+            for p in self.points
+            if not p.is_scout
+            or not ((p.verdict == "pass" and p.offered_qps > top) or (p.verdict == "fail" and p.offered_qps < bottom))
+        ]
+
+    def crossing(self) -> Crossing | None:
+        """The edge of the objectives by all levels whose margins have intervals."""
+        return crossing(
+            [
+                Level(p.arrival_qps or p.offered_qps, p.margin, p.margin_low, p.margin_high, p.is_scout)
+                for p in self.points
+                if p.margin is not None and p.margin_low is not None and p.margin_high is not None
+            ],
+            idle_margin=self.idle_margin,
         )
 
 

@@ -59,7 +59,7 @@ def mser5(series: Sequence[float] | Floats) -> Truncation:
     most = num // 2
     error = (spread / left**2)[: most + 1]
     best = int(np.argmin(error))
-    return Truncation(best * BATCH, best < most or error[best] == 0.0)
+    return Truncation(best * BATCH, bool(best < most or error[best] == 0.0))
 
 
 def steady_start(requests: Requests) -> SteadyStart:

@@ -89,6 +89,7 @@ class RunWriter:
         )
         self._lines: LineFile | None = None
         self._stages: LineFile | None = None
+        self._settled_ns: dict[str, int] = {}
         self.update(**known)
 
     def update(self, **known: Any) -> None:
@@ -106,6 +107,10 @@ class RunWriter:
         if self._lines is None:
             self._lines = LineFile(self.path / LINES, self._opener)
         self._lines.append(to_json_line(RequestRow(point, warmup, timing)))
+
+    def settle(self, point: str, t_ns: int) -> None:
+        """What `point` sent before that instant turned out to be its start: warm-up in the sealed record."""
+        self._settled_ns[point] = t_ns
 
     def event(self, stage: str, event: str, **detail: Any) -> None:
         """Append to stages.jsonl: what happened in which stage, on both clocks."""
@@ -162,9 +167,13 @@ class RunWriter:
         lines, _ = whole_lines(self.path / LINES)
         if not lines:
             return
-        rows = [from_json_line(line) for line in lines]
+        rows = [self._as_settled(from_json_line(line)) for line in lines]
         write_atomic(self.path / PARQUET, to_parquet(rows), self._opener)
         (self.path / LINES).unlink()
+
+    def _as_settled(self, row: RequestRow) -> RequestRow:
+        early = row.timing.t_send_ns < self._settled_ns.get(row.point, 0)
+        return replace(row, warmup=True) if early else row
 
     def _close(self, status: Status, verdict: str | None, reasons: tuple[str, ...]) -> None:
         self.header = replace(

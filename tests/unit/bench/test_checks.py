@@ -105,3 +105,20 @@ def test_waiting_for_a_connection_voids() -> None:
     senders = (SenderStats(1, 1.0, 0.1), SenderStats(2, 1.0, 0.1, num_pool_waits=3))
     assert run(timings, senders=senders)[0] == ("3 requests waited in the load generator for one of its connections",)
     assert run(timings, senders=senders[:1])[0] == ()
+
+
+def test_a_load_generator_that_cannot_keep_up_voids() -> None:
+    timings = [timing(i) for i in range(200)]
+
+    def voids(**of_sender: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return run(timings, senders=(SenderStats(1, 20.0, **{"cpu_s": 1.0, **of_sender}),))
+
+    quick = (100_000,) * 1000
+    assert voids(loop_lags_ns=quick) == ((), ())
+    (why,) = voids(loop_lags_ns=(*quick, *(80 * NS_PER_MS,) * 20))[0]
+    assert "loop was 80 ms late at p99, 50 ms are allowed" in why
+    assert voids(loop_lags_ns=(*quick, *(80 * NS_PER_MS,) * 5)) == ((), ())
+    (why,) = voids(cpu_s=19.0)[0]
+    assert "used 95% of a core" in why
+    void, notes = voids(cpu_s=16.0)
+    assert void == () and "80%" in notes[0]
