@@ -253,6 +253,21 @@ def test_a_result_depends_on_its_row_and_weights_alone(
 
 
 @pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("form", ["f32", "bf16", "group"])
+@pytest.mark.parametrize("m", [40, 97])
+def test_rows_too_long_for_a_cache_give_what_each_gives_alone(isa: str, form: Form, m: int) -> None:
+    """Their products are taken in parts, by inputs, and sums wait in between."""
+    rng = np.random.default_rng(m)
+    k = 32 * 211  # a prime: the last part is a short one
+    w = matrix_of(rng, form, 40, k, {"bits": 4, "bias": False})
+    x = rng.standard_normal((m, k), np.float32)
+    whole = product(isa, w, x)
+    for r in (0, 5, m // 2, m - 1):
+        alone = product(isa, w, x[r : r + 1])
+        np.testing.assert_array_equal(alone.view(np.uint32), whole[r : r + 1].view(np.uint32))
+
+
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_largest_codes_do_not_overflow(isa: str, bits: int) -> None:
     k = 8192

@@ -19,9 +19,12 @@ struct Ahead {
   const uint8_t* at;
   ptrdiff_t step;
 
-  /// Of the num_bytes at `next` those that fall to `rows` of m, from `row` on.
-  Ahead(const uint8_t* next, ptrdiff_t num_bytes, ptrdiff_t row, ptrdiff_t rows, ptrdiff_t m, ptrdiff_t num_rounds)
-      : at(next + num_bytes * row / m), step(num_bytes * rows / (m * num_rounds)) {}
+  /// Of `num` pieces of num_bytes, the first at `next` and `stride` bytes from one to the next, what falls to `rows` of
+  /// m, from `row` on.
+  Ahead(const uint8_t* next, ptrdiff_t num, ptrdiff_t num_bytes, ptrdiff_t stride, ptrdiff_t row, ptrdiff_t rows,
+        ptrdiff_t m, ptrdiff_t num_rounds)
+      : at(next + num * row / m * stride + num * num_bytes * row / m % num_bytes),
+        step(num * num_bytes * rows / (m * num_rounds)) {}
 };
 
 }  // namespace

@@ -39,14 +39,16 @@ struct Bf16Pairs {
 };
 
 template <class Kind, int R, int T>
-[[gnu::noinline]] void float_block(const uint8_t* tiles, size_t tile_bytes, const typename Kind::Number* x, ptrdiff_t k,
-                                   Ahead ahead, float* out, size_t ld_out) {
+[[gnu::noinline]] void float_block(const uint8_t* tiles, size_t tile_bytes, const typename Kind::Number* x,
+                                   ptrdiff_t ld_x, ptrdiff_t depth, bool first, Ahead ahead, float* out,
+                                   size_t ld_out) {
   constexpr bool kStreams = R <= kStreamedRows && T == 1;
   __m512 sums[R][T];
   for (int r = 0; r < R; ++r)
-    for (int t = 0; t < T; ++t) sums[r][t] = _mm512_setzero_ps();
+    for (int t = 0; t < T; ++t)
+      sums[r][t] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(out + r * ld_out + t * kTile);
 #pragma GCC unroll 2
-  for (ptrdiff_t i = 0; i < k; i += Kind::kInputs) {
+  for (ptrdiff_t i = 0; i < depth; i += Kind::kInputs) {
     __m512 w[T];
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) w[t] = _mm512_loadu_ps(tiles + t * tile_bytes);
@@ -59,7 +61,7 @@ template <class Kind, int R, int T>
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) sums[r][t] = Kind::fma(w[t], x + r * k, sums[r][t]);
+      for (int t = 0; t < T; ++t) sums[r][t] = Kind::fma(w[t], x + r * ld_x, sums[r][t]);
     tiles += 64;
     x += Kind::kInputs;
   }
@@ -67,29 +69,33 @@ template <class Kind, int R, int T>
     for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + r * ld_out + t * kTile, sums[r][t]);
 }
 
-constexpr ptrdiff_t kRowBytes = 256 << 10;  // of rows that stay in the L2 cache while tiles pass by
 
 template <class Kind>
 void float_multiply(const Matrix& w, const Rows& x, int tile_begin, int tile_end, float* out, size_t ld_out) {
   constexpr int kMaxRows = 6, kMaxTiles = 4;
-  const ptrdiff_t k = w.k, fitting = kRowBytes / (k * static_cast<ptrdiff_t>(sizeof(typename Kind::Number)));
-  const int chunk = fitting < kMaxRows ? kMaxRows : static_cast<int>(fitting / kMaxRows) * kMaxRows;
-  for (int first = 0; first < x.m; first += chunk, out += chunk * ld_out) {
-    const int m = x.m - first < chunk ? x.m - first : chunk;
-    const typename Kind::Number* numbers = Kind::rows(x) + first * k;
-    for (int t = tile_begin; t < tile_end;) {
-      const uint8_t* tiles = w.data + t * w.tile_bytes;
-      const int most = m <= kStreamedRows ? 1 : kMaxTiles, num_tiles = tile_end - t < most ? tile_end - t : most;
-      const ptrdiff_t num_bytes = num_tiles * w.tile_bytes;
-      float* to = out + (t - tile_begin) * kTile;
-      with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
-        each_block<kMaxRows>(m, [&](int row, auto rows) {
-          constexpr int R = decltype(rows)::value, T = decltype(tile_count)::value;
-          const Ahead ahead(tiles + num_bytes, num_bytes, row, R, m, k / Kind::kInputs);
-          float_block<Kind, R, T>(tiles, w.tile_bytes, numbers + row * k, k, ahead, to + row * ld_out, ld_out);
+  constexpr ptrdiff_t kInputBytes = 64 / Kind::kInputs;  // of a tile
+  const ptrdiff_t k = w.k;
+  const Chunks chunks(x.m, k, sizeof(typename Kind::Number), kMaxRows);
+  for (int begin = 0; begin < x.m; begin += chunks.rows, out += chunks.rows * ld_out) {
+    const int m = x.m - begin < chunks.rows ? x.m - begin : chunks.rows;
+    for (ptrdiff_t from = 0; from < k; from += chunks.depth) {
+      const ptrdiff_t depth = k - from < chunks.depth ? k - from : chunks.depth;
+      const typename Kind::Number* numbers = Kind::rows(x) + begin * k + from;
+      for (int t = tile_begin; t < tile_end;) {
+        const uint8_t* tiles = w.data + t * w.tile_bytes + from * kInputBytes;
+        const int most = m <= kStreamedRows ? 1 : kMaxTiles, num_tiles = tile_end - t < most ? tile_end - t : most;
+        float* to = out + (t - tile_begin) * kTile;
+        with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
+          each_block<kMaxRows>(m, [&](int row, auto rows) {
+            constexpr int R = decltype(rows)::value, T = decltype(tile_count)::value;
+            const Ahead ahead(tiles + T * w.tile_bytes, T, depth * kInputBytes, w.tile_bytes, row, R, m,
+                              depth / Kind::kInputs);
+            float_block<Kind, R, T>(tiles, w.tile_bytes, numbers + row * k, k, depth, from == 0, ahead,
+                                    to + row * ld_out, ld_out);
+          });
         });
-      });
-      t += num_tiles;
+        t += num_tiles;
+      }
     }
   }
 }

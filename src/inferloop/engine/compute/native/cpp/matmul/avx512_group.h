@@ -24,20 +24,23 @@ namespace {
 
 template <int Bits, int Parts, bool HasMin, int R, int T>
 [[gnu::noinline]] void group_block(const RecordShape& record, const uint8_t* tiles, size_t tile_bytes,
-                                   const GroupRows& x, int row, Ahead ahead, float* out, size_t ld_out) {
+                                   const GroupRows& x, int row, ptrdiff_t from, ptrdiff_t to, Ahead ahead, float* out,
+                                   size_t ld_out) {
   constexpr bool kStreams = R <= kStreamedRows && T == 1;
   const ptrdiff_t n = x.num_records;
   const ptrdiff_t numbers = record.wide ? 64 : 32;
   const __m512i low = _mm512_set1_epi8(15);
   __m512 sums[R][T];
   for (int r = 0; r < R; ++r)
-    for (int t = 0; t < T; ++t) sums[r][t] = _mm512_setzero_ps();
-  const uint8_t* at = tiles;
-  const int8_t* codes = x.codes + row * n * kGroup;
-  const float* scales = x.scales + row * n;
-  const int32_t* starts = x.starts + row * n * Parts;
-  const float* code_sums = x.sums + row * n * Parts;
-  for (ptrdiff_t g = 0; g < n; ++g) {
+    for (int t = 0; t < T; ++t)
+      sums[r][t] = from == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out + r * ld_out + t * kTile);
+  const uint8_t* at = tiles + from * record.size;
+  const ptrdiff_t begin = row * n + from;
+  const int8_t* codes = x.codes + begin * kGroup;
+  const float* scales = x.scales + begin;
+  const int32_t* starts = x.starts + begin * Parts;
+  const float* code_sums = x.sums + begin * Parts;
+  for (ptrdiff_t g = from; g < to; ++g) {
     if (kStreams) {
       for (int line = 0; line < Bits + Parts; ++line) _mm_prefetch(at + kLeadBytes + line * 64, _MM_HINT_T0);
     } else {
@@ -106,19 +109,25 @@ struct GroupKernels {
   static void tiles(const Matrix& w, const GroupRows& x, int tile_begin, int tile_end, float* out, size_t ld_out) {
     const RecordShape record(w);
     constexpr int kMaxRows = Parts == 1 ? 6 : 4, kMaxTiles = 2;
-    for (int t = tile_begin; t < tile_end;) {
-      const uint8_t* tiles = w.data + t * w.tile_bytes;
-      const int num_tiles = x.m <= kStreamedRows || t + 1 == tile_end ? 1 : kMaxTiles;
-      const ptrdiff_t num_bytes = num_tiles * w.tile_bytes;
-      with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
-        each_block<kMaxRows>(x.m, [&](int row, auto rows) {
-          const Ahead ahead(tiles + num_bytes, num_bytes, row, decltype(rows)::value, x.m, x.num_records);
-          group_block<Bits, Parts, HasMin, decltype(rows)::value, decltype(tile_count)::value>(
-              record, tiles, w.tile_bytes, x, row, ahead, out + row * ld_out, ld_out);
+    const ptrdiff_t n = x.num_records, depth = Chunks(x.m, n * kGroup, 1, kMaxRows).depth / kGroup;
+    for (ptrdiff_t from = 0; from < n; from += depth) {
+      const ptrdiff_t to = n - from < depth ? n : from + depth;
+      float* sums = out;
+      for (int t = tile_begin; t < tile_end;) {
+        const uint8_t* tiles = w.data + t * w.tile_bytes;
+        const int num_tiles = x.m <= kStreamedRows || t + 1 == tile_end ? 1 : kMaxTiles;
+        with_count<kMaxTiles>(num_tiles, [&](auto tile_count) {
+          each_block<kMaxRows>(x.m, [&](int row, auto rows) {
+            constexpr int R = decltype(rows)::value, T = decltype(tile_count)::value;
+            const Ahead ahead(tiles + T * w.tile_bytes + from * record.size, T, (to - from) * record.size, w.tile_bytes,
+                              row, R, x.m, to - from);
+            group_block<Bits, Parts, HasMin, R, T>(record, tiles, w.tile_bytes, x, row, from, to, ahead,
+                                                   sums + row * ld_out, ld_out);
+          });
         });
-      });
-      out += num_tiles * kTile;
-      t += num_tiles;
+        sums += num_tiles * kTile;
+        t += num_tiles;
+      }
     }
   }
 };

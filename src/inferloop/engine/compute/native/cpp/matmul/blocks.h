@@ -31,6 +31,23 @@ template <int Max, class Body>
   }
 }
 
+/// Rows that pass by tiles together, and how many inputs of them: what stays in the L2 cache meanwhile. Where that is
+/// not all inputs of enough rows, sums wait in the output for the next inputs, in the same order. For each chunk of
+/// rows the weights come again.
+struct Chunks {
+  int rows;
+  ptrdiff_t depth;  // inputs
+
+  Chunks(ptrdiff_t m, ptrdiff_t k, ptrdiff_t input_bytes, ptrdiff_t max_block) {
+    constexpr ptrdiff_t kBytes = 256 << 10, kEnough = 96;
+    const ptrdiff_t fitting = kBytes / (k * input_bytes) / max_block * max_block;
+    const ptrdiff_t most = fitting > kEnough ? fitting : kEnough;
+    rows = static_cast<int>(m < most ? m : most);
+    const ptrdiff_t deep = kBytes / (rows * input_bytes) / kGroup * kGroup;
+    depth = deep < k ? deep : k;
+  }
+};
+
 /// Add the bias of a range of tiles to its outputs.
 void add_bias(const Matrix& w, int m, int tile_begin, int tile_end, float* out, size_t ld_out) {
   const int first = tile_begin * kTile;
