@@ -166,6 +166,28 @@ def test_pixels_in_both_schemes(
     assert rgb("#ffffff" if scheme == "dark" else "#14171a") not in seen
 
 
+def test_two_runs_side_by_side(chromium: str, tmp_path: Path) -> None:
+    folders = []
+    for ttft_ms in (100, 160):
+        rows = requests(ttft_ms, 20, 1000)
+        point = {"name": "peak", **summarize(rows, mode="open", offered_qps=1.0).as_json(), "role": "scout"}
+        with RunWriter(tmp_path / "runs", verb="bench", service="s", seed=ttft_ms) as writer:
+            for row in rows:
+                writer.append(row, point="peak")
+            writer.finish({"verdict": "pass", "reasons": [], "points": plain([point])})
+        folders.append(str(writer.path))
+    page = tmp_path / "both.html"
+    told = CliRunner().invoke(app, ["report", *folders, "-o", str(page)])
+    assert told.exit_code == 0, told.output
+    dom, log = browse(chromium, page, tmp_path, "--dump-dom")
+    assert not complaints(log), complaints(log)
+    assert 'data-charts="drawn"' in dom
+    assert "Conditions that differ" in dom and "seed" in dom
+    assert "+60" in dom and "TTFT p50, ms" in dom
+    assert "Hollow points only scouted." in dom and "95 % interval" in dom
+    assert "A: median of TTLT" in dom and "B: median of TTLT" in dom
+
+
 def figures_of(dom: str) -> dict[str, list[str]]:
     """What the simulator says of each lane, left and right."""
     found: dict[str, list[str]] = {}

@@ -12,6 +12,7 @@ from inferloop.cli.compat import CompatOption, check_compat, compat_json, print_
 from inferloop.core.digest import plain
 from inferloop.core.errors import InferloopError, UsageError
 from inferloop.pages.report import render_report
+from inferloop.pages.side_by_side import render_side_by_side
 from inferloop.records.files import write_atomic
 from inferloop.records.header import REPORT
 from inferloop.records.run import RunRecord, open_run
@@ -36,7 +37,7 @@ def report(
     compat: CompatOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Write one HTML file that shows a run. It opens offline, on any device.
+    """Write one HTML file that shows a run, or two side by side. It opens offline, on any device.
 
     Example: inferloop report runs/20260102T030405Z-up-assistant-0a1b2c3d
     """
@@ -48,7 +49,17 @@ def report(
         for note in (record.summary or {}).get("notes", ()):
             stderr.print(f"note      {note}", markup=False)
     elif other is not None:
-        raise UsageError("a report shows one run; comparing two side by side is not supported")
+        if more:
+            raise UsageError("two runs stand side by side; further ones need --merge")
+        record, second = open_run(run), open_run(other)
+        page = render_side_by_side({"A": report_input(record), "B": report_input(second)})
+        target = write_page(page, output or second.path / "side-by-side.html")
+        told = {"run": str(record.path), "other": str(second.path), "report": str(target), "status": record.status}
+        if json_output:
+            print_json(told)
+        else:
+            stdout.print(str(target), soft_wrap=True)
+        return
     else:
         record = open_run(run)
     target = write_report(record, output)
@@ -65,12 +76,16 @@ def write_report(record: RunRecord, output: Path | None = None) -> Path:
 
     Raises UsageError for a folder as `output`, RecordError for a run that cannot be read.
     """
-    target = output or record.path / REPORT
+    return write_page(render_report(report_input(record)), output or record.path / REPORT)
+
+
+def write_page(page: str, target: Path) -> Path:
+    """Whole or not at all. Raises UsageError for a folder."""
     if target.is_dir():
         raise UsageError(f"{target} is a directory; name a file")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, render_report(report_input(record)).encode())
+        write_atomic(target, page.encode())
     except OSError as error:
         raise InferloopError(f"cannot write {target}: {error.strerror or error}") from error
     return target
@@ -84,7 +99,7 @@ def report_input(record: RunRecord) -> dict[str, Any]:
         "summary": record.summary,
         "status": record.status,
         "requests": record.timings,
-        "points": record.points() if record.header.verb == "compare" else None,
+        "points": record.points(),
         "stages": [plain(event) for event in record.stages],
         "contract_text": text if isinstance(text, str) else None,
     }

@@ -140,8 +140,8 @@ def test_report_refuses_what_it_cannot_show(tmp_path: Path) -> None:
     assert told.exit_code == 2 and "not a run folder" in told.stderr
     with RunWriter(tmp_path / "runs", verb="bench", service="s") as writer:
         pass
-    two = CliRunner().invoke(app, ["report", str(writer.path), str(writer.path)])
-    assert two.exit_code == 2 and "one run" in two.stderr
+    three = CliRunner().invoke(app, ["report", *[str(writer.path)] * 3])
+    assert three.exit_code == 2 and "--merge" in three.stderr
     into = CliRunner().invoke(app, ["report", str(writer.path), "-o", str(tmp_path)])
     assert into.exit_code == 2 and "is a directory" in into.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferloop.pages.chart import both_schemes
 from inferloop.pages.charts import frontier_charts
 
 TTFT = [("ttft_ms", "TTFT p95 \u2264 300 ms", 300.0)]
@@ -39,3 +40,16 @@ def test_a_burst_is_not_a_rate_but_counts_as_throughput() -> None:
 
 def test_points_without_numbers_make_no_chart() -> None:
     assert frontier_charts([{"mode": "open"}, {"mode": "open", "achieved_qps": float("inf")}], TTFT) == []
+
+
+def test_intervals_become_bands_and_scouts_are_hollow() -> None:
+    points = [point("open", 1, 100, 130), point("open", 2, 400, 500)]
+    points[0]["ttft_ms"]["intervals"] = {"p95": {"low": 110.0, "high": None, "infinite": ["high"]}}
+    points[1]["role"] = "scout"
+    made = frontier_charts(points, TTFT)[0]
+    p95 = next(s for s in made.chart.series if s.name == "p95")
+    assert p95.band == ((110.0, float("inf")), None) and p95.faint == (False, True)
+    assert "95 % interval" in made.words and "only scouted" in made.words
+    assert "VArea" not in str(both_schemes(made.chart)), "one interval is a whisker"
+    points[1]["ttft_ms"]["intervals"] = {"p95": {"low": 450.0, "high": 620.0}}
+    assert "VArea" in str(both_schemes(frontier_charts(points, TTFT)[0].chart))
