@@ -245,7 +245,7 @@ async def test_callers_at_once(seed: int) -> None:
                         group.create_task(callers.act())
             await idle(http)
             stats = generator.describe()[1]
-            assert stats.kv_blocks_used == 0 and stats.alive and generator._inboxes == {}
+            assert stats.kv_blocks_used == 0 and stats.alive and generator._receivers == {}
             with contextlib.suppress(HttpError):
                 await http.close()
         check_books(callers.asked, sink.records, app.state.replica)

@@ -194,7 +194,7 @@ async def test_everything_at_once(
                 break
             await asyncio.sleep(0.01)
         assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used, stats.alive) == (0, 0, 0, True), stats
-        assert made._inboxes == {}
+        assert made._receivers == {}
     finally:
         await asyncio.to_thread(made.stop)
         store.close()

@@ -19,12 +19,14 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head, self._num_received, self._num_parsed = True, 0, 0
+        self._head_ended = False
         self._problem = RequestError("This is not a valid HTTP request", code="invalid_http")
 
     def data_received(self, data: bytes) -> None:
-        in_head = self._in_head
+        in_head, self._head_ended = self._in_head, False
         super().data_received(data)
-        if in_head and self._in_head and not self.transport.is_closing():
+        # Where a head ended, its body or more requests took an unknown part of `data`.
+        if in_head and self._in_head and not self._head_ended and not self.transport.is_closing():
             self._num_received += len(data)  # of one header that does not end nothing is parsed
             if self._num_received > MAX_HEAD_BYTES:
                 self._problem = HeadTooLargeError(MAX_HEAD_BYTES)
@@ -43,7 +45,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._count(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._head_ended = False, True
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:

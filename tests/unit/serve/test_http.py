@@ -79,3 +79,16 @@ async def test_what_is_no_http_is_told_in_the_apis_form(port: int) -> None:
     status, told = await answer(reader)
     assert (status, told["error"]["code"]) == (400, "invalid_http") and await reader.read() == b""
     writer.close()
+
+
+async def test_a_body_does_not_count_to_the_head_of_the_request_behind_it(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    first = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n" + b" " * 60000
+    writer.write(first + LINE + headers(1000))
+    assert (await answer(reader))[0] == 400
+    writer.write(headers(7000))
+    await asyncio.sleep(0.01)
+    writer.write(b"\r\n")
+    async with asyncio.timeout(5):
+        assert await answer(reader) == (200, {"status": "live"})
+    writer.close()
