@@ -50,6 +50,8 @@ class Together:
 
     def fail(self, error: BaseException) -> None:
         self.failed = True
+        if isinstance(error, StopIteration):  # the one that a future refuses
+            error = RuntimeError("what takes deltas raised StopIteration")
         if not self.done.done():
             self.done.set_exception(error)
 

@@ -127,3 +127,13 @@ async def test_one_that_can_never_be_served_refuses_all_before_any(native: Nativ
         with pytest.raises(RequestError):
             await g.push([request("fine", max_tokens=5), request("", max_tokens=5)], taken)
         assert g.describe()[1].prompt_tokens == 0 and taken.token_ids == [[], []]
+
+
+async def test_even_the_failure_that_a_future_refuses_ends_its_own_requests_only(native: Native) -> None:
+    def failing(index: int, delta: Delta) -> None:
+        raise StopIteration
+
+    async with native() as g, asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await g.push([request("hello", max_tokens=9)], failing)
+        await idle(g)
