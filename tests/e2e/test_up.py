@@ -119,7 +119,7 @@ def _lines(folder: Path, pattern: str) -> list[str]:
 @pytest.mark.parametrize("stage", ["replica", "protocol", "quality", "serial", "fleet"])
 def test_an_interrupt_leaves_a_readable_run_and_no_process(workspace: Path, stage: str) -> None:
     process = subprocess.Popen(
-        command(workspace, "--once", "--bench-budget-s", "10"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command(workspace, "--once", "--bench-budget-s", "20"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
         _wait_for_stage(workspace, stage, process)
@@ -154,7 +154,7 @@ def test_a_service_runs_until_it_is_told_to_stop(workspace: Path) -> None:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     process = subprocess.Popen(
-        command(workspace, "--port", str(port), "--bench-budget-s", "10"),
+        command(workspace, "--port", str(port), "--bench-budget-s", "20"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
