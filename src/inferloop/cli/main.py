@@ -42,7 +42,8 @@ class _Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in VERBS:
             self.add_command(verb_command(args[0]), args[0])
-        gc.enable()
+        if args[:1] != ["serve"]:  # which collects from when it serves on: what it loads stays, too
+            gc.enable()
         return super().resolve_command(ctx, args)
 
 

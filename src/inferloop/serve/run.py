@@ -99,11 +99,11 @@ class _Server(uvicorn.Server):
 
 
 def _spare_collector() -> None:
-    """What is loaded by now stays for good and need not be looked through again and again; what comes with requests
-    hardly ever refers to itself, so that it can be looked through more rarely."""
-    gc.collect()
+    """What is loaded by now stays for good and need not be looked through, not even once, which would hold up the first
+    request; what comes with requests hardly ever refers to itself, so that it can be looked through more rarely."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def serve(

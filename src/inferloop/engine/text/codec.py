@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inferloop.core.clock import Clock
 from inferloop.core.digest import digest_of
@@ -11,12 +12,14 @@ from inferloop.core.errors import ContextLengthError, RequestError
 from inferloop.core.request import Grammar
 from inferloop.engine.text.answer import AUTO, NONE, PLAIN_STYLE, AnswerStyle
 from inferloop.engine.text.detokenizer import Detokenizer
-from inferloop.engine.text.grammar import GrammarCompiler, GrammarMask
 from inferloop.engine.text.template import ChatTemplate
 from inferloop.engine.text.tokenizer import Tokenizer, load_tokenizer
 from inferloop.engine.text.tools.dialects import DIALECTS
 from inferloop.engine.text.tools.json_calls import HERMES
 from inferloop.models.resolve import ModelFiles
+
+if TYPE_CHECKING:
+    from inferloop.engine.text.grammar import GrammarCompiler, GrammarMask
 
 
 class Codec:
@@ -49,7 +52,7 @@ class Codec:
         self.tool_template = template(files.header.tool_chat_template) or self.template
         """For chats that offer tools."""
         self.answer_style = _answer_style(self.tool_template, tool_call_parser, reasoning_parser)
-        self._grammars = GrammarCompiler(self.tokenizer, files.header.shape.vocab_size)
+        self._vocab_size = files.header.shape.vocab_size
 
     @property
     def template_digest(self) -> str:
@@ -110,6 +113,12 @@ class Codec:
     def compile_grammar(self, grammar: Grammar) -> GrammarMask:
         """What may follow what in one answer. Slow enough to be kept off an event loop. Raises RequestError."""
         return self._grammars.compile(grammar)
+
+    @functools.cached_property
+    def _grammars(self) -> GrammarCompiler:
+        from inferloop.engine.text.grammar import GrammarCompiler  # with its library, which many servers never need
+
+        return GrammarCompiler(self.tokenizer, self._vocab_size)
 
     def _prompt(self, text: str, param: str, max_tokens: int | None, *, adds_bos: bool = True) -> tuple[int, ...]:
         least = 0 if max_tokens is None else self.tokenizer.least_tokens(text)

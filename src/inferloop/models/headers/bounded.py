@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from inferloop.core.errors import ModelFileError
 
 
 class BoundedReader:
-    """A cursor over a buffer. Any read past the end raises ModelFileError naming the file and the field."""
+    """A cursor over a mapped file, whose pieces are copies. Any read past the end raises ModelFileError naming the file
+    and the field."""
 
-    def __init__(self, buffer: memoryview, file: Path) -> None:
+    def __init__(self, buffer: mmap.mmap, file: Path) -> None:
         self.buffer, self.file, self.at = buffer, file, 0
 
     @property
@@ -42,7 +44,7 @@ class BoundedReader:
             raise self.fail(f"{what} is {value}, more than the file can hold")
         return value
 
-    def take(self, num_bytes: int, what: str) -> memoryview:
+    def take(self, num_bytes: int, what: str) -> bytes:
         self.need(num_bytes, what)
         piece = self.buffer[self.at : self.at + num_bytes]
         self.at += num_bytes

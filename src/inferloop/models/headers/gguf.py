@@ -85,11 +85,7 @@ def read_gguf_file(path: Path) -> GgufFile:
     """Raises ModelFileError naming the file and the field for anything that is not a whole, sound GGUF file."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            view = memoryview(mapped)
-            try:
-                return _read(BoundedReader(view, path))
-            finally:
-                view.release()
+            return _read(BoundedReader(mapped, path))
     except ModelFileError:
         raise
     except (OSError, ValueError) as problem:  # unreadable, or empty (an empty file cannot be mapped)
@@ -97,7 +93,7 @@ def read_gguf_file(path: Path) -> GgufFile:
 
 
 def _read(reader: BoundedReader) -> GgufFile:
-    magic = bytes(reader.take(4, "the magic number"))
+    magic = reader.take(4, "the magic number")
     if magic != b"GGUF":
         raise reader.fail(f"not a GGUF file: it starts with {magic!r}")
     version = int(reader.number(_U32, "the version"))
@@ -124,7 +120,7 @@ def _string(reader: BoundedReader, what: str, limit: int | None = None) -> str:
     if limit is not None and length > limit:
         raise reader.fail(f"{what} is {length} bytes long")
     try:
-        return str(reader.take(length, what), "utf-8")
+        return reader.take(length, what).decode()
     except UnicodeDecodeError as problem:
         raise reader.fail(f"{what} is not valid UTF-8: {problem}") from problem
 
@@ -164,7 +160,7 @@ def _strings(reader: BoundedReader, num: int, key: str) -> list[str]:
             at = start + unpack(buffer, at)[0]
             if at > end:
                 raise reader.fail(f"truncated or damaged: string {len(out)} of {key} reaches past the end of the file")
-            out.append(str(buffer[start:at], "utf-8"))
+            out.append(buffer[start:at].decode())
     except UnicodeDecodeError as problem:
         raise reader.fail(f"string {len(out)} of {key} is not valid UTF-8: {problem}") from problem
     reader.at = at
