@@ -21,7 +21,8 @@ import numpy as np
 
 from inferloop.engine.compute.native import _native
 from inferloop.engine.compute.native.config import NativeConfig
-from inferloop.engine.compute.native.runner import BLOCK_SIZE, NativeRunner
+from inferloop.engine.compute.native.memory import BLOCK_SIZE
+from inferloop.engine.compute.native.runner import NativeRunner
 from inferloop.engine.schedule.step import Int32, SamplingColumns, StepPlan
 from inferloop.models.resolve import resolve
 

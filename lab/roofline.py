@@ -41,9 +41,10 @@ from inferloop.core.units import MIB
 from inferloop.engine.compute.native import _native
 from inferloop.engine.compute.native.config import Isa, KvFormat, NativeConfig, Weights
 from inferloop.engine.compute.native.hardware import measure
+from inferloop.engine.compute.native.memory import BLOCK_SIZE
 from inferloop.engine.compute.native.pack import pack_model
 from inferloop.engine.compute.native.packed import GROUP, PackedMatrix
-from inferloop.engine.compute.native.runner import BLOCK_SIZE, NativeRunner
+from inferloop.engine.compute.native.runner import NativeRunner
 from inferloop.engine.compute.native.weigh import multiplied_in, weight_bytes
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.config import EngineConfig

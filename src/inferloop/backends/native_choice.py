@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from inferloop.core.errors import EnvironmentLacksError, InferloopError, UsageError, nearest
 from inferloop.core.units import MIB
+from inferloop.models.digests import weights_digest
+from inferloop.models.fetch import Progress
 from inferloop.models.headers import ModelHeader
 from inferloop.models.resolve import ModelFiles
 
 if TYPE_CHECKING:
     from inferloop.backends.native_load import NativeOptions
+    from inferloop.engine.compute.native.config import Weights
     from inferloop.engine.compute.runner import Runner
 
 Compute = Literal["auto", "native", "torch"]
@@ -21,8 +28,9 @@ _WEIGHTS = {"auto": "stored", "bf16": "bf16", "int8": "int8", "fp32": "fp32"}
 _KV = ("bf16", "int8")
 
 
-def load_runner(files: ModelFiles, options: NativeOptions) -> Runner:
-    """The runner that `options.compute` names; "auto" is the native one wherever it can be.
+def load_runner(files: ModelFiles, options: NativeOptions, progress: Progress | None = None) -> Runner:
+    """The runner that `options.compute` names; "auto" is the native one wherever it can be. `progress` is told how far
+    weights are packed, the first time that they are.
 
     Raises EnvironmentLacksError without the native extension or torch when there is nothing else, UsageError for
     options that cannot be, ModelFileError for files that cannot be read or that the runner has no kernels for.
@@ -32,7 +40,23 @@ def load_runner(files: ModelFiles, options: NativeOptions) -> Runner:
         raise problem
     if options.compute == "torch" or problem is not None:
         return _load_torch(files, options, problem)
-    return _load_native(files, options)
+    return _load_native(files, options, progress)
+
+
+def pack_ahead(files: ModelFiles, dtype: str, cache_dir: Path | None, progress: Progress | None) -> None:
+    """What loading the native runner with weights in `dtype` does first and once, while somebody looks on: replicas
+    then map it. Nothing where it does not compute, or where the cache cannot be written, which those will say."""
+    if why_not_native(files.header) is not None:
+        return
+    from inferloop.engine.compute.native.pack import pack_into_cache
+
+    digest = weights_digest(files, cache_dir=cache_dir)
+    with contextlib.suppress(OSError):
+        pack_into_cache(files.header, _weights(dtype), digest, cache_dir=cache_dir, progress=_staged(progress))
+
+
+def _staged(progress: Progress | None) -> Callable[[int, int], None] | None:
+    return None if progress is None else functools.partial(progress, "pack")
 
 
 def why_not_native(header: ModelHeader, device: str = "cpu") -> InferloopError | None:
@@ -40,13 +64,15 @@ def why_not_native(header: ModelHeader, device: str = "cpu") -> InferloopError |
     instruction set that names none: whoever set it does not want torch instead."""
     if not _is_cpu(device):
         return UsageError(f"the native engine computes on the cpu, not on {device}")
+    from inferloop.engine.compute.native.extension import load_extension
+    from inferloop.engine.compute.native.program import check_runs
+
     try:
-        from inferloop.engine.compute.native import _native  # noqa: F401
-        from inferloop.engine.compute.native.level import best_isa
-        from inferloop.engine.compute.native.program import check_runs
-    except ImportError as error:
-        fix = "Install inferloop again where there are a C++20 compiler and Python's headers, or use --compute torch."
-        return EnvironmentLacksError(f"the native extension is not built or does not load ({error})", fix=fix)
+        load_extension()
+    except EnvironmentLacksError as error:
+        return error
+    from inferloop.engine.compute.native.level import best_isa  # only with the extension
+
     best_isa()
     try:
         check_runs(header)
@@ -59,18 +85,22 @@ def _is_cpu(device: str) -> bool:
     return device.partition(":")[0] == "cpu"  # torch writes the only one cpu:0 too
 
 
-def _load_native(files: ModelFiles, options: NativeOptions) -> Runner:
-    from inferloop.engine.compute.native.config import KvFormat, NativeConfig, Weights
+def _load_native(files: ModelFiles, options: NativeOptions, progress: Progress | None) -> Runner:
+    from inferloop.engine.compute.native.config import KvFormat, NativeConfig
     from inferloop.engine.compute.native.runner import NativeRunner
 
     kv = "bf16" if options.kv_dtype == "auto" else options.kv_dtype
     config = NativeConfig(
-        weights=cast(Weights, _known(options.dtype, tuple(_WEIGHTS), _WEIGHTS)),
+        weights=_weights(options.dtype),
         kv=cast(KvFormat, _known(kv, _KV, {})),
         num_threads=options.num_threads,
         kv_memory_bytes=options.kv_memory_mib * MIB,
     )
-    return NativeRunner.load(files, config, cache_dir=options.cache_dir)
+    return NativeRunner.load(files, config, cache_dir=options.cache_dir, progress=_staged(progress))
+
+
+def _weights(dtype: str) -> Weights:
+    return cast("Weights", _known(dtype, tuple(_WEIGHTS), _WEIGHTS))
 
 
 def _known(value: str, known: tuple[str, ...], names: dict[str, str]) -> str:

@@ -22,6 +22,7 @@ from inferloop.models.resolve import ModelFiles
 
 if TYPE_CHECKING:
     from inferloop.engine.compute.runner import RunnerInfo
+    from inferloop.models.fetch import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +61,21 @@ class NativeOptions:
 
 
 def load_native(
-    files: ModelFiles, options: NativeOptions, *, served_name: str | None = None, clock: Clock | None = None
+    files: ModelFiles,
+    options: NativeOptions,
+    *,
+    served_name: str | None = None,
+    clock: Clock | None = None,
+    progress: Progress | None = None,
 ) -> NativeGenerator:
-    """Read the weights and build a generator that has not been started yet.
+    """Read the weights and build a generator that has not been started yet. `progress` as in `load_runner`.
 
     Raises EnvironmentLacksError without anything that computes or with an unusable folder, UsageError for options that
     cannot be, ModelFileError for bad files.
     """
     clock = clock or RealClock()
     codec = Codec(files, tool_call_parser=options.tool_call_parser, reasoning_parser=options.reasoning_parser)
-    runner = load_runner(files, options)
+    runner = load_runner(files, options, progress)
     engine_config = EngineConfig(
         eos_token_ids=codec.tokenizer.eos_token_ids,
         max_step_tokens=options.max_step_tokens,

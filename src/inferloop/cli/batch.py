@@ -160,7 +160,6 @@ async def _run(job: Job, target: str, model: str, cache_dir: Path | None) -> tup
 async def _server(job: Job, target: str, model: str, cache_dir: Path | None) -> AsyncIterator[str]:
     """A URL as it is, or one of ours whose batch jobs lie beside the output."""
     from inferloop.backends.serve_process import launch_spec
-    from inferloop.cli.models import model_progress
     from inferloop.contract.workload import ModelRef
 
     if wire.is_url(target):
@@ -168,8 +167,7 @@ async def _server(job: Job, target: str, model: str, cache_dir: Path | None) -> 
         return
     jobs = str(job.folder / "jobs")
     if target == "embedded":
-        with model_progress() as progress:
-            await wire.open_model(model, cache_dir, progress)
+        await wire.make_ready(target, ModelRef(model), cache_dir)
         spec = wire.embedded_spec(ModelRef(model), cache_dir, batch_dir=jobs)
     else:
         spec = launch_spec(model, {"batch_dir": jobs}, backend=target)

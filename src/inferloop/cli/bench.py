@@ -77,6 +77,7 @@ def bench(
     told = {"contract_text": contract.read_text(), "target": target}
 
     async def main(writer: RunWriter) -> BenchResult:
+        await wire.make_ready(target, loaded.model, cache_dir)
         async with wire.target(target, loaded.model, log_dir=writer.path, cache_dir=cache_dir, slo=loaded.slo) as t:
             with _Bars() as bars:
                 return await run_bench(loaded, t.url, model or t.model, t.codec, options, writer, bars.tell)

@@ -87,6 +87,7 @@ def eval(  # noqa: A001  the verb is called that
 
     gate = QualityGate(str(suite), minimum) if minimum is not None else None
     with RunWriter(runs_dir, verb="eval", service=loaded.name, target=target) as writer:
+        run_async(lambda: wire.make_ready(target, launched, cache_dir))
         with writer.stage("suite", suite=str(suite)), bar:
             run = run_async(lambda: main(writer.path))
         if run.identity_digest is not None:

@@ -253,8 +253,6 @@ def _run(
     port_file: Path | None,
 ) -> None:
     """Take the port, open the files, only then load the model: what can fail fast fails first."""
-    from inferloop.backends.scripted import ScriptedGenerator
-    from inferloop.engine.text.answer import untaught_style
     from inferloop.records.sink import DropSink, JsonlSink
     from inferloop.serve.app import build_app
     from inferloop.serve.batch.folder import Folder
@@ -278,6 +276,9 @@ def _run(
         sink = DropSink() if events is None else JsonlSink(events)
         content_sink = None if config.content_path is None else JsonlSink(config.content_path)
         if script is not None:
+            from inferloop.backends.scripted import ScriptedGenerator
+            from inferloop.engine.text.answer import untaught_style
+
             style = untaught_style(options.tool_call_parser, options.reasoning_parser)
             scripted = ScriptedGenerator(script, model_id=name, answer_style=style)
             run(build_app(scripted, config, sink, content_sink=content_sink, batch=batch))
@@ -288,7 +289,7 @@ def _run(
 
         with model_progress() as progress:
             files = resolve(model, cache_dir=cache_dir, progress=progress)
-        native = load_native(files, options, served_name=served_model_name)
+            native = load_native(files, options, served_name=served_model_name, progress=progress)
         native.start()
         try:
             run(build_app(native, config, sink, content_sink=content_sink, batch=batch))

@@ -131,21 +131,21 @@ class Up:
             bind_listener("127.0.0.1", self._options.port).close()
 
     async def _fetch(self) -> ModelFiles:
-        def progress(stage: str, done: int, total: int) -> None:
-            self._narrator.glance(f"{stage} {human_bytes(done)} of {human_bytes(total)}")
+        return await wire.open_model(self._contract.model.id, self._options.cache_dir, self._tell_bytes)
 
-        return await wire.open_model(self._contract.model.id, self._options.cache_dir, progress)
+    def _tell_bytes(self, stage: str, done: int, total: int) -> None:
+        self._narrator.glance(f"{stage} {human_bytes(done)} of {human_bytes(total)}")
 
     def _memory_gate(self, files: ModelFiles) -> Gate:
         """Refuse before anything is started what would be killed once it is."""
         lengths = [c.input_tokens.points[-1][1] + c.output_tokens.points[-1][1] for c in self._contract.traffic.classes]
-        weight_bytes, kv_format = wire.memory_needs(self._contract.model, files.header)
+        weight_bytes, kv_bytes_per_token = wire.memory_needs(self._contract.model, files.header)
         needs = replica_memory(
             files.header.shape,
             memory_bytes=machine_capacity().memory_bytes,
             sequence_tokens=min(int(max(lengths)), files.header.shape.context_length),
             weight_bytes=weight_bytes,
-            kv_format=kv_format,
+            kv_bytes_per_token=kv_bytes_per_token,
         )
         self._narrator.news(needs.reason)
         return Gate("memory", "pass" if needs.fits else "fail", needs.reason)
@@ -167,6 +167,7 @@ class Up:
         contract = self._contract
         (writer.path / "events").mkdir(exist_ok=True)
         with self._stage(writer, "replica", "start one replica"):
+            await wire.pack_weights(contract.model, files, self._options.cache_dir, self._tell_bytes)
             process = await ReplicaProcess.start_ready(
                 spec, log_path=writer.path / "logs" / "measured.log", replica_id="measured"
             )

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import math
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
 from inferloop.core.errors import UsageError, nearest
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from inferloop.bench.render import PromptCodec
     from inferloop.contract.workload import ModelRef
     from inferloop.core.slo import Slo
-    from inferloop.engine.compute.native.config import Weights
+    from inferloop.engine.compute.native.config import KvFormat, Weights
     from inferloop.models.fetch import Progress
     from inferloop.models.headers import ModelHeader
     from inferloop.models.resolve import ModelFiles
 
 LAUNCHABLE = ("embedded", "scripted")
 EMBEDDED_MODEL = "smollm2-135m-instruct"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,36 @@ class Target:
 
 
 async def open_model(model_id: str, cache_dir: Path | None, progress: Progress | None = None) -> ModelFiles:
-    """The model's files, fetched when need be; off the event loop. Raises what models.resolve raises.
-
-    Cancelling ends a download too: its thread is told at its next step, because nothing can stop it from outside.
-    """
+    """The model's files, fetched when need be; off the event loop. Raises what models.resolve raises."""
     from inferloop.models.resolve import resolve
 
+    return await _in_thread(lambda tell: resolve(model_id, cache_dir=cache_dir, progress=tell), progress)
+
+
+async def pack_weights(
+    model: ModelRef, files: ModelFiles, cache_dir: Path | None, progress: Progress | None = None
+) -> None:
+    """What the first replica of a model would do alone and unseen, a second or minutes long; off the event loop."""
+    from inferloop.backends.native_choice import pack_ahead
+
+    flags = precision_flags(model)
+    if flags.get("compute") != "torch":
+        dtype = str(flags.get("dtype", "auto"))
+        await _in_thread(lambda tell: pack_ahead(files, dtype, cache_dir, tell), progress)
+
+
+async def make_ready(name: str, model: ModelRef, cache_dir: Path | None) -> None:
+    """Fetch and pack, with a bar for a person, what `target` would have to."""
+    if name == "embedded":
+        from inferloop.cli.models import model_progress
+
+        with model_progress() as progress:
+            files = await open_model(model.id, cache_dir, progress)
+            await pack_weights(model, files, cache_dir, progress)
+
+
+async def _in_thread(work: Callable[[Progress], T], progress: Progress | None) -> T:
+    """Cancelling ends the work too: its thread is told at its next step, because nothing can stop it from outside."""
     abandoned = threading.Event()
 
     def tell(stage: str, done: int, total: int) -> None:
@@ -55,14 +80,14 @@ async def open_model(model_id: str, cache_dir: Path | None, progress: Progress |
             progress(stage, done, total)
 
     try:
-        return await asyncio.to_thread(resolve, model_id, cache_dir=cache_dir, progress=tell)
+        return await asyncio.to_thread(work, tell)
     except asyncio.CancelledError:
         abandoned.set()
         raise
 
 
 class _AbandonedError(Exception):
-    """Ends a fetch that nobody waits for any more."""
+    """Ends what nobody waits for any more."""
 
 
 def precision_flags(model: ModelRef) -> dict[str, Value]:
@@ -89,8 +114,8 @@ def precision_flags(model: ModelRef) -> dict[str, Value]:
 _ACTIVATIONS = {"auto": None, "bf16": "bf16", "int8": "int8", "fp32": "fp32"}
 
 
-def memory_needs(model: ModelRef, header: ModelHeader) -> tuple[int, str]:
-    """Bytes of weights and the format of KV of a replica of the model that `precision_flags` start here. What the
+def memory_needs(model: ModelRef, header: ModelHeader) -> tuple[int, float]:
+    """Bytes of weights, and of KV for each token, of a replica of the model that `precision_flags` start here. What the
     native engine repacks may be larger than in the file. Raises ModelFileError for weights that nobody can read."""
     from inferloop.backends.native_choice import why_not_native
     from inferloop.engine.compute.native.plan import plan_packing
@@ -99,8 +124,11 @@ def memory_needs(model: ModelRef, header: ModelHeader) -> tuple[int, str]:
     weights, kv = str(flags.get("dtype", "auto")), str(flags.get("kv_dtype", "bf16"))
     if flags.get("compute") == "torch" or why_not_native(header) is not None:
         dtype = "bf16" if weights == "auto" else weights
-        return math.ceil(header.shape.weight_bytes(dtype)), dtype
-    return plan_packing(header, cast("Weights", "stored" if weights == "auto" else weights)).num_bytes, kv
+        return math.ceil(header.shape.weight_bytes(dtype)), header.shape.kv_bytes_per_token(dtype)
+    from inferloop.engine.compute.native.memory import BLOCK_SIZE, block_bytes  # only with the extension
+
+    plan = plan_packing(header, cast("Weights", "stored" if weights == "auto" else weights))
+    return plan.num_bytes, block_bytes(header.shape, cast("KvFormat", kv)) / BLOCK_SIZE
 
 
 def tpot_objective_ms(slo: Slo) -> float | None:

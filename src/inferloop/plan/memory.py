@@ -41,13 +41,15 @@ def replica_memory(
     weight_format: str = "bf16",
     kv_format: str = "bf16",
     weight_bytes: int | None = None,
+    kv_bytes_per_token: float | None = None,
     utilization: float = DEFAULT_UTILIZATION,
     overhead_bytes: int = DEFAULT_OVERHEAD_BYTES,
 ) -> ReplicaMemory:
     """Of a replica that must hold at least one sequence of `sequence_tokens` (input plus output).
 
     `weight_bytes` is the measured size of the files and wins over `weight_format`, because mixed files follow no single
-    format. Raises UsageError for an unknown format or a number that means nothing.
+    format; `kv_bytes_per_token`, as an engine lays keys and values out, wins over `kv_format`. Raises UsageError for an
+    unknown format or a number that means nothing.
     """
     for name, value in (("weights", weight_format), ("kv", kv_format)):
         if value not in BYTES_PER_ELEMENT:
@@ -57,7 +59,7 @@ def replica_memory(
     if memory_bytes <= 0 or sequence_tokens <= 0 or not 0 < utilization <= 1 or overhead_bytes < 0:
         raise UsageError("memory and sequence length must be above 0, utilization within 0..1")
     weights = math.ceil(shape.weight_bytes(weight_format)) if weight_bytes is None else weight_bytes
-    per_token = math.ceil(shape.kv_bytes_per_token(kv_format))
+    per_token = math.ceil(shape.kv_bytes_per_token(kv_format) if kv_bytes_per_token is None else kv_bytes_per_token)
     usable = int(memory_bytes * utilization)
     room = usable - weights - overhead_bytes
     num_kv_tokens = max(0, room // per_token)

@@ -7,16 +7,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from inferloop.backends.native_choice import load_runner, why_not_native
+from inferloop.backends.native_choice import load_runner, pack_ahead, why_not_native
 from inferloop.backends.native_load import NativeOptions
 from inferloop.cli.wire import memory_needs, precision_flags
 from inferloop.contract.workload import ModelRef, Precision
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError, UsageError
+from inferloop.core.units import MIB
+from inferloop.engine.compute.native.hardware import measure
 from inferloop.models.resolve import ModelFiles, open_files
 
 
@@ -56,6 +59,28 @@ def test_native_computes_what_it_can(
         load_runner(fitting, replace(options, dtype="int88"))
     with pytest.raises(UsageError, match="bf16, int8, not 'fp32'"):
         load_runner(fitting, replace(options, kv_dtype="fp32"))
+
+
+def test_packing_is_told_the_first_time_and_can_be_done_ahead(
+    options: NativeOptions, fitting: ModelFiles, odd: ModelFiles, tmp_path: Path
+) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def tell(*news: Any) -> None:
+        told.append(news)
+
+    pack_ahead(fitting, "int8", options.cache_dir, tell)
+    assert {stage for stage, _, _ in told} == {"pack"}
+    done = [num for _, num, _ in told]
+    assert done == sorted(done) and done[0] > 0 and done[-1] <= told[-1][2]
+    load_runner(fitting, replace(options, dtype="int8"), tell)
+    assert len(told) == len(done)
+    load_runner(fitting, options, tell)
+    assert len(told) == 2 * len(done)
+    pack_ahead(odd, "auto", tmp_path / "other", tell)
+    (tmp_path / "file").write_text("no folder can be here")
+    pack_ahead(fitting, "auto", tmp_path / "file", tell)
+    assert len(told) == 2 * len(done) and not (tmp_path / "other").exists()
 
 
 def test_torch_computes_the_rest_and_says_what_is_lost(
@@ -112,6 +137,27 @@ def test_a_device_or_an_extension_that_is_not_there(
     assert "not built" in said and "held in fp32" in said and ".." not in said and "use --compute torch" not in said
 
 
+@pytest.mark.parametrize("built", ["1.0.1", None])
+def test_an_extension_of_other_sources_is_not_used(
+    built: str | None,
+    options: NativeOptions,
+    fitting: ModelFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    native = pytest.importorskip("inferloop.engine.compute.native._native")
+    monkeypatch.delattr(native, "revisions")
+    if built is not None:
+        monkeypatch.setattr(native, "revisions", built, raising=False)
+    with pytest.raises(EnvironmentLacksError, match=r"other sources.*scripts/build-native"):
+        load_runner(fitting, replace(options, compute="native"))
+    with caplog.at_level(logging.WARNING):
+        assert load_runner(fitting, options).info.name == "torch"
+    (said,) = caplog.messages
+    assert "built from other sources" in said and "held in bf16" in said
+    assert measure([MIB], 0.0, threads=[1]).method == "numpy"
+
+
 def test_with_neither_both_are_named_and_nothing_is_promised(
     options: NativeOptions, odd: ModelFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,14 +182,20 @@ def test_a_contract_names_a_precision_that_can_be(fitting: ModelFiles, odd: Mode
             flags(*wrong)
 
 
-def test_memory_is_reckoned_by_what_will_compute(fitting: ModelFiles, odd: ModelFiles) -> None:
+def test_memory_is_reckoned_by_what_will_compute(fitting: ModelFiles, odd: ModelFiles, options: NativeOptions) -> None:
     from inferloop.engine.compute.native.pack import pack_model
 
     int8, fp32 = Precision("int8", None, "int8"), Precision("fp32", "fp32", "fp32")
+
+    def of_pool(kv: str) -> float:
+        info = load_runner(fitting, replace(options, kv_dtype=kv)).info
+        assert info.kv_bytes is not None
+        return info.kv_bytes / info.num_blocks / info.block_size
+
     packed = pack_model(fitting.header, "stored").buffer.nbytes
-    assert memory_needs(ModelRef("m"), fitting.header) == (packed, "bf16")
+    assert memory_needs(ModelRef("m"), fitting.header) == (packed, of_pool("bf16"))
     packed = pack_model(fitting.header, "int8").buffer.nbytes
-    assert memory_needs(ModelRef("m", int8), fitting.header) == (packed, "int8")
-    num = fitting.header.shape.num_params
-    assert memory_needs(ModelRef("m", fp32), fitting.header) == (4 * num, "fp32")
-    assert memory_needs(ModelRef("m"), odd.header) == (2 * odd.header.shape.num_params, "bf16")
+    assert memory_needs(ModelRef("m", int8), fitting.header) == (packed, of_pool("int8"))
+    shape, other = fitting.header.shape, odd.header.shape
+    assert memory_needs(ModelRef("m", fp32), fitting.header) == (4 * shape.num_params, shape.kv_bytes_per_token("fp32"))
+    assert memory_needs(ModelRef("m"), odd.header) == (2 * other.num_params, other.kv_bytes_per_token("bf16"))

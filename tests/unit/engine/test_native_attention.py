@@ -340,3 +340,30 @@ def test_large_scores_neither_overflow_nor_vanish(isa: str, kv: Format) -> None:
         else:  # which one wins is sure only where the two best are not close
             close = np.abs(out - expected).max(-1) < 0.05
             assert close.mean() > 0.9
+
+
+@given(
+    num_threads=st.integers(1, 16),
+    heads=st.tuples(st.integers(1, 4), st.integers(1, 8)),
+    rows=st.lists(st.tuples(st.integers(1, 100), st.integers(0, 20 * RANGE)), min_size=1, max_size=6),
+    window=st.sampled_from([0, 0, 100, 5 * RANGE]),
+)
+@settings(max_examples=200)
+def test_what_is_put_down_of_long_contexts_is_bounded_before_a_step(
+    num_threads: int, heads: tuple[int, int], rows: list[tuple[int, int]], window: int
+) -> None:
+    kv_heads, group = heads
+    offsets = np.cumsum([0, *(num for num, _ in rows)], dtype=np.int32)
+    first = np.array([position for _, position in rows], np.int32)
+    taken = attention.partial_bytes(num_threads, kv_heads, group, 64, offsets, first, window)
+    num_positions = max(num + position for num, position in rows)
+    assert taken <= native.most_partial_bytes(num_threads, group, 64, num_positions)
+    assert (taken == 0) or num_positions > RANGE
+
+
+def test_one_long_context_is_what_takes_most() -> None:
+    """32 rows of one KV head at the end of 64 ranges, divided among all threads: one of as many as there may be."""
+    taken = attention.partial_bytes(8, 1, 3, 64, np.array([0, 32], np.int32), np.array([64 * RANGE - 32], np.int32), 0)
+    assert taken == 64 * 32 * 3 * (64 + 16) * 4
+    assert native.most_partial_bytes(8, 3, 64, 64 * RANGE) == 8 * 4 * taken
+    assert native.most_partial_bytes(8, 3, 64, RANGE) == 0

@@ -43,6 +43,14 @@ def test_weights_and_kv_have_formats_of_their_own() -> None:
     assert q8.kv_bytes_per_token == 131_072 / 2 * 34 / 32
 
 
+def test_what_an_engine_takes_for_a_token_wins() -> None:
+    codes_and_scales = 32 * 8 * (2 * 128 + 4)
+    m = replica_memory(
+        LLAMA_8B, memory_bytes=24 * GIB, sequence_tokens=4096, kv_format="int8", kv_bytes_per_token=codes_and_scales
+    )
+    assert m.kv_bytes_per_token == codes_and_scales
+
+
 def test_what_cannot_start_does_not_fit() -> None:
     m = replica_memory(LLAMA_70B, memory_bytes=int(79.2 * GIB), sequence_tokens=4096)
     assert not m.fits

@@ -8,11 +8,13 @@ from inferloop.core.errors import EnvironmentLacksError
 from inferloop.core.units import human_bytes
 
 
-def check_room(kv_bytes: int) -> None:
-    """Main memory is promised freely and the process killed once it is touched. Raises EnvironmentLacksError."""
+def check_room(kv_bytes: int, step_bytes: int = 0) -> None:
+    """Main memory is promised freely and the process killed once it is touched. `step_bytes`: what steps over such
+    contexts take beside it. Raises EnvironmentLacksError."""
     free = psutil.virtual_memory().available
-    if kv_bytes > free:
-        raise no_room(kv_bytes, f"{human_bytes(free)} are free")
+    if kv_bytes + step_bytes > free:
+        beside = f", and steps over it take {human_bytes(step_bytes)} more" if step_bytes else ""
+        raise no_room(kv_bytes, f"{human_bytes(free)} are free{beside}")
 
 
 def no_room(kv_bytes: int, why: str) -> EnvironmentLacksError:

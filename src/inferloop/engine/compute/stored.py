@@ -21,17 +21,24 @@ def check_readable(info: TensorInfo) -> None:
         raise ModelFileError(f"{info.file}: tensor {info.name} is {info.dtype}; readable are {', '.join(READABLE)}")
 
 
-def stored_rows(info: TensorInfo) -> NDArray[np.uint8]:
-    """A read-only map of the file: uint8 [rows][bytes of a row], a vector being one row.
+def stored_rows(info: TensorInfo, begin: int = 0, end: int | None = None) -> NDArray[np.uint8]:
+    """Rows begin .. end - 1 (None: all) as the file holds them: uint8 [rows][bytes of a row], a vector being one row.
 
-    Raises ModelFileError for a file that cannot be read or a type that is not in READABLE.
+    Read and not mapped: whoever copies another file over this one meanwhile makes it short for a moment, and a mapped
+    page that is gone is no error but the end of the process. Raises ModelFileError for a file that cannot be read or a
+    type that is not in READABLE.
     """
     check_readable(info)
+    num_rows = int(np.prod(info.shape[:-1], dtype=np.int64))
+    row_bytes = info.num_bytes // max(num_rows, 1)
+    wanted = ((num_rows if end is None else end) - begin) * row_bytes
     try:
-        stored = np.memmap(info.file, np.uint8, "r", info.offset, (info.num_bytes,))
-    except (OSError, ValueError) as problem:
+        stored = np.fromfile(info.file, np.uint8, wanted, offset=info.offset + begin * row_bytes)
+    except OSError as problem:
         raise ModelFileError(f"{info.file}: tensor {info.name} cannot be read: {problem}") from problem
-    return stored.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)
+    if len(stored) < wanted:
+        raise ModelFileError(f"{info.file}: tensor {info.name} cannot be read: the file ends within it")
+    return stored.reshape(-1, row_bytes)
 
 
 def values_of(dtype: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -7,6 +7,9 @@ from inferloop.engine.compute.native.packed import PackedModel
 from inferloop.engine.compute.native.program import Program
 from inferloop.engine.schedule.step import Float32, Float64, Int32, StepPlan, UInt8, UInt32
 
+revisions: str
+"""revisions.REVISIONS of the sources that this was built from."""
+
 _Score = tuple[float, tuple[tuple[int, float], ...], int]
 
 class Engine:
@@ -33,5 +36,6 @@ class Engine:
 
 def best_isa() -> str: ...
 def kv_block_bytes(kv: str, head_dim: int) -> int: ...
+def most_partial_bytes(num_threads: int, group: int, head_dim: int, num_positions: int) -> int: ...
 def ticks() -> int: ...
 def __getattr__(name: str) -> Any: ...

@@ -6,7 +6,6 @@ alike; medians are what counts. Measuring ends when its time is up, but not befo
 
 from __future__ import annotations
 
-import importlib
 import math
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,9 +15,11 @@ import psutil
 
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.cores import usable_cores
+from inferloop.core.errors import EnvironmentLacksError
 from inferloop.core.hardware import Bandwidth, MeasuredHardware, Peak
 from inferloop.core.units import MIB, NS_PER_S
 from inferloop.engine.compute.native.arena import NumpyArena, huge_page_bytes
+from inferloop.engine.compute.native.extension import load_extension
 
 WORKING_SETS = tuple(size * MIB for size in (2, 16, 28, 64, 96, 136, 192, 276, 512))
 """From a core's own cache to far beyond all of them; between, what steps of small models with few and many streams
@@ -76,8 +77,8 @@ def measure(
 
 def _extension() -> Any | None:
     try:
-        return importlib.import_module("inferloop.engine.compute.native._native")
-    except ImportError:
+        return load_extension()
+    except EnvironmentLacksError:
         return None
 
 

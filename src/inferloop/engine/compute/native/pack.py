@@ -13,23 +13,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from inferloop.core.errors import ModelFileError
 from inferloop.engine.compute.groups import GroupCodes, GroupForm, promote, read_groups
 from inferloop.engine.compute.native import int8
 from inferloop.engine.compute.native.config import Weights
-from inferloop.engine.compute.native.packed import LAYOUT_REVISION, TILE, PackedModel
-from inferloop.engine.compute.native.packfile import make_room, pack_in_memory, read_packed, write_packed
+from inferloop.engine.compute.native.packed import TILE, PackedModel
+from inferloop.engine.compute.native.packfile import Fill, make_room, pack_in_memory, read_packed, write_packed
 from inferloop.engine.compute.native.plan import MatrixPlan, PackPlan, VectorPlan, plan_packing
+from inferloop.engine.compute.native.revisions import LAYOUT
 from inferloop.engine.compute.native.tiles import group_form, write_groups, write_plain
 from inferloop.engine.compute.stored import read_tensor, stored_rows, values_of
 from inferloop.models.cache import cache_root
 from inferloop.models.headers import ModelHeader, TensorInfo
 
 Progress = Callable[[int, int], None]
-"""(matrices packed, of how many)."""
+"""(bytes packed, of how many)."""
 
 _log = logging.getLogger(__name__)
 _CHUNK_WEIGHTS = 1 << 22
@@ -51,15 +51,44 @@ def pack_model(
 
     Raises ModelFileError for tensors that cannot be read or that the native kernels have no form for.
     """
+    if digest is not None:
+        try:
+            found = pack_into_cache(header, weights, digest, cache_dir=cache_dir, progress=progress)
+            if found is not None:
+                return found
+        except OSError as problem:
+            _log.warning("the packed model is kept in memory and not in the cache: %s", problem)
+    plan = plan_packing(header, weights)
+    return pack_in_memory(plan.layout, _filler(plan, header, weights, progress))
+
+
+def pack_into_cache(
+    header: ModelHeader,
+    weights: Weights,
+    digest: str,
+    *,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> PackedModel | None:
+    """As `pack_model`, with the cache or not at all. None: another process took away what was packed. Raises OSError,
+    too, for a cache that cannot be written."""
     plan = plan_packing(header, weights)
     layout = plan.layout
-    path = None
-    if digest is not None:
-        path = cache_root(cache_dir) / "packed" / f"{digest[:32]}-{weights}-{LAYOUT_REVISION}.bin"
+    path = cache_root(cache_dir) / "packed" / f"{digest[:32]}-{weights}-{LAYOUT}.bin"
+    found = read_packed(path, layout)
+    if found is not None:
+        return found
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path.with_name(".lock")):  # of two that start at once, one packs
         found = read_packed(path, layout)
-        if found is not None:
-            return found
+        if found is None:
+            make_room(path)
+            write_packed(path, layout, _filler(plan, header, weights, progress))
+            found = read_packed(path, layout)
+    return found
 
+
+def _filler(plan: PackPlan, header: ModelHeader, weights: Weights, progress: Progress | None) -> Fill:
     def fill(buffer: NDArray[np.uint8]) -> None:
         before = _states(header)
         _fill(plan, weights, buffer, progress)
@@ -68,24 +97,13 @@ def pack_model(
             if after[file] != state:
                 raise ModelFileError(f"{file}: was changed while it was read")
 
-    if path is not None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(path.with_name(".lock")):  # of two that start at once, one packs
-                found = read_packed(path, layout)
-                if found is None:
-                    make_room(path)
-                    write_packed(path, layout, fill)
-                    found = read_packed(path, layout)
-            if found is not None:
-                return found
-        except OSError as problem:
-            _log.warning("the packed model is kept in memory and not in %s: %s", path.parent, problem)
-    return pack_in_memory(layout, fill)
+    return fill
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout  # not for who only maps what was packed before
+
     lock = FileLock(path)
     try:
         lock.acquire(timeout=_PATIENCE_S)
@@ -113,10 +131,10 @@ def _states(header: ModelHeader) -> dict[Path, tuple[int, int, int]]:
 def _fill(plan: PackPlan, weights: Weights, buffer: NDArray[np.uint8], progress: Progress | None) -> None:
     for vector in plan.vectors.values():
         _pack_vector(vector, buffer)
-    for done, matrix in enumerate(plan.matrices.values(), 1):
-        _pack_matrix(matrix, weights, buffer)
+    for planned in plan.matrices.values():
+        _pack_matrix(planned, weights, buffer)
         if progress is not None:
-            progress(done, len(plan.matrices))
+            progress(planned.matrix.offset_bytes + planned.matrix.num_bytes, plan.num_bytes)
 
 
 def _pack_vector(plan: VectorPlan, buffer: NDArray[np.uint8]) -> None:
@@ -151,7 +169,9 @@ def _pieces(parts: tuple[TensorInfo, ...], order: NDArray[np.int64]) -> list[_Pi
     for part in parts:
         places = np.flatnonzero((order >= begin) & (order < begin + part.shape[0]))
         if len(places):
-            found.append((part, stored_rows(part)[order[places] - begin], places))
+            wanted = order[places] - begin
+            first = int(wanted.min())  # those of a chunk lie close together
+            found.append((part, stored_rows(part, first, int(wanted.max()) + 1)[wanted - first], places))
         begin += part.shape[0]
     return found
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 Format = Literal["f32", "bf16", "group"]
 TILE = 16
 GROUP = 32
-LAYOUT_REVISION = 1
-"""Of what cpp/types.h and this file describe. Count up with every change: caches hold packed models."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.engine.compute.native import _native
 from inferloop.engine.compute.native.config import NativeConfig
 from inferloop.engine.compute.native.level import best_isa
+from inferloop.engine.compute.native.memory import BLOCK_SIZE, block_bytes, partial_bytes
 from inferloop.engine.compute.native.pack import Progress, pack_model
-from inferloop.engine.compute.native.packed import LAYOUT_REVISION, PackedModel
+from inferloop.engine.compute.native.packed import PackedModel
 from inferloop.engine.compute.native.program import check_runs, program_of
+from inferloop.engine.compute.native.revisions import ARITHMETIC, LAYOUT
 from inferloop.engine.compute.room import check_room, no_room
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.schedule.step import Float32, Float64, StepPlan, StepResult, TokenLogprob, UInt8
@@ -22,9 +24,6 @@ from inferloop.models.digests import weights_digest
 from inferloop.models.headers import ModelHeader
 from inferloop.models.resolve import ModelFiles
 
-REVISION = "1"
-"""Of the arithmetic: counted up when the same step gives other bits."""
-BLOCK_SIZE = 16
 _ACTIVATIONS = {"group": "q8", "bf16": "bf16", "f32": "fp32"}
 
 
@@ -37,28 +36,27 @@ class NativeRunner:
         check_runs(header)
         shape = header.shape
         isa = config.isa or best_isa()
-        heads_of_block = shape.num_layers * shape.kv_heads[0]
-        block_bytes = heads_of_block * _native.kv_block_bytes(config.kv, shape.head_dim)
-        num_blocks = config.num_blocks or config.kv_memory_bytes // block_bytes
+        of_block = block_bytes(shape, config.kv)
+        num_blocks = config.num_blocks or config.kv_memory_bytes // of_block
         if num_blocks < 1:
-            raise UsageError(f"the KV memory of {config.kv_memory_bytes} bytes holds no block of {block_bytes} bytes")
-        check_room(num_blocks * block_bytes)
-        num_positions = min(shape.context_length, num_blocks * BLOCK_SIZE)
-        program = program_of(header, num_positions, packed.vectors.get("rope_factors"))
+            raise UsageError(f"the KV memory of {config.kv_memory_bytes} bytes holds no block of {of_block} bytes")
         num_threads = usable_cores() if config.num_threads is None else config.num_threads
         if num_threads < 1:
             raise UsageError(f"a step needs a thread, not {num_threads}")
+        num_positions = min(shape.context_length, num_blocks * BLOCK_SIZE)
+        check_room(num_blocks * of_block, partial_bytes(shape, num_positions, num_threads))
+        program = program_of(header, num_positions, packed.vectors.get("rope_factors"))
         try:
             self._engine = _native.Engine(packed, program, isa, config.kv, num_blocks, num_threads)
         except MemoryError as problem:
-            raise no_room(num_blocks * block_bytes, str(problem)) from problem
+            raise no_room(num_blocks * of_block, str(problem)) from problem
         except RuntimeError as problem:
             raise EnvironmentLacksError(
                 f"the system does not give {num_threads} threads: {problem}", fix="Choose fewer, with --threads."
             ) from problem
         activations = " and ".join(sorted({_ACTIVATIONS[matrix.format] for matrix in packed.matrices.values()}))
         dtype = f"{packed.precision} weights, {activations} activations, {config.kv} kv"
-        revision = f"{REVISION}.{LAYOUT_REVISION}+{isa}"
+        revision = f"{ARITHMETIC}.{LAYOUT}+{isa}"
         self._info = RunnerInfo(
             name="native",
             revision=revision,
@@ -73,8 +71,8 @@ class NativeRunner:
             can_give_up=True,
             weight_bytes=sum(matrix.num_bytes for matrix in packed.matrices.values())
             + sum(vector.nbytes for vector in packed.vectors.values()),
-            kv_bytes=num_blocks * block_bytes,
-            block_bytes=block_bytes,
+            kv_bytes=num_blocks * of_block,
+            block_bytes=of_block,
             block_layout=canonical_json(
                 {
                     "revision": revision,

@@ -174,6 +174,8 @@ void bind_step(nb::module_& m) {
   m.def("kv_block_bytes", [](const std::string& kv, int head_dim) {
     return head_bytes(kv == "int8" ? KvFormat::int8 : KvFormat::bf16, head_dim);
   }, "kv"_a, "head_dim"_a, "Bytes of 16 tokens of one KV head.");
+  m.def("most_partial_bytes", &most_partial_bytes, "num_threads"_a, "group"_a, "head_dim"_a, "num_positions"_a,
+        "The most that the attention of a layer takes for what is known of parts of contexts.");
   m.def("ticks", &ticks, "What `Engine.profile` counts in.");
 }
 

@@ -19,6 +19,7 @@ NB_MODULE(_native, m) {
   using namespace inferloop;
   // A process may end in the middle of a step, whose thread still holds its engine then: nothing to warn about.
   nb::set_leak_warnings(false);
+  m.attr("revisions") = INFERLOOP_REVISIONS;
   m.def("best_isa", [] { return std::string(name_of(best_isa())); },
         "The best level of this machine: scalar, avx2, avx512, avx512_bf16 or amx.");
   bind_step(m);

@@ -102,6 +102,7 @@ class AttentionWork {
   void run(int task, int layer, const float* q, size_t ld_q, float* out, size_t ld_out, uint8_t* scratch);
 
   size_t scratch_bytes() const;  // of each thread, 64-byte aligned
+  size_t partial_bytes() const;  // of all of them, from construction on
 
  private:
   struct Unit {
@@ -141,5 +142,9 @@ class AttentionWork {
   size_t num_partials_ = 0;
   std::unique_ptr<float[]> partials_;
 };
+
+/// No AttentionWork whose positions are below `num_positions` has more partial_bytes(); `group` query heads share a KV
+/// head.
+size_t most_partial_bytes(int num_threads, int group, int head_dim, int num_positions);
 
 }  // namespace inferloop

@@ -117,9 +117,25 @@ std::vector<double> attend(const std::string& isa, int num_threads, const std::s
   return seconds;
 }
 
+size_t partial_bytes(int num_threads, int num_kv_heads, int group, int head_dim, Ints offsets, Ints first_positions,
+                     int window) {
+  KvCache cache;
+  cache.num_heads = num_kv_heads;
+  cache.head_dim = head_dim;
+  Plan plan;
+  plan.num_sequences = static_cast<int>(first_positions.shape(0));
+  plan.offsets = offsets.data();
+  plan.first_positions = first_positions.data();
+  plan.num_tokens = plan.offsets[plan.num_sequences];
+  const AttentionSpec spec{.num_heads = num_kv_heads * group, .window = window};
+  return AttentionWork(Isa::scalar, plan, cache, spec, num_threads).partial_bytes();
+}
+
 }  // namespace
 
 void bind_attention(nb::module_& m) {
+  m.def("partial_bytes", &partial_bytes, nb::arg("num_threads"), nb::arg("num_kv_heads"), nb::arg("group"),
+        nb::arg("head_dim"), nb::arg("offsets"), nb::arg("first_positions"), nb::arg("window"));
   m.def("head_bytes", [](const std::string& format, int head_dim) { return head_bytes(format_of(format), head_dim); },
         nb::arg("format"), nb::arg("head_dim"));
   m.attr("range") = kRange;

@@ -150,6 +150,17 @@ void AttentionWork::finish(const Unit& unit, float* out, size_t ld_out) {
                     out + row * ld_out + static_cast<size_t>(h) * cache_.head_dim);
 }
 
+size_t AttentionWork::partial_bytes() const {
+  return num_partials_ * partial_size(cache_.head_dim) * sizeof(float);
+}
+
+/// What is split costs more than a share of the whole, so there are fewer of them than shares.
+size_t most_partial_bytes(int num_threads, int group, int head_dim, int num_positions) {
+  const size_t num_ranges = ranges_of(num_positions), num_splits = static_cast<size_t>(num_threads) * kShares;
+  if (num_ranges < 2) return 0;
+  return num_splits * num_ranges * kTileRows * group * partial_size(head_dim) * sizeof(float);
+}
+
 size_t AttentionWork::scratch_bytes() const {
   return kernels_.scratch_bytes(cache_.head_dim, kTileRows * group_);
 }
