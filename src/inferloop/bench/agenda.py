@@ -52,7 +52,10 @@ class Agenda:
         self._followers = followers(plan)
         heads = [i for i, request in enumerate(plan) if request.after is None]
         closed = [i for i in heads if plan[i].session is None and i in self._followers]
-        self._open = sorted(set(heads).difference(closed), key=lambda i: (plan[i].at_s, i))
+        chained = set(closed)
+        # What is due as the window begins is no backlog, however late a busy machine begins it.
+        at_start = [i for i in heads if i not in chained and not _ns(plan[i].at_s)]
+        self._open = sorted(set(heads).difference(closed, at_start), key=lambda i: (plan[i].at_s, i))
         self._pacer = Pacer(
             [_ns(plan[i].at_s) for i in self._open],
             start_ns=0,
@@ -60,6 +63,7 @@ class Agenda:
             max_in_flight=max_in_flight,
         )
         self._later: list[tuple[int, Due]] = [(_ns(plan[i].at_s), Due(i, None)) for i in closed]
+        self._later += [(0, Due(i, 0)) for i in at_start]
         heapq.heapify(self._later)
         self._ready: deque[Due] = deque()
         self._num_capped = 0

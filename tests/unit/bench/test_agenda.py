@@ -90,17 +90,23 @@ def test_a_failed_turn_drops_the_rest_of_its_session_and_of_no_other() -> None:
 
 
 def test_turns_after_one_that_was_forgone_are_forgone_too() -> None:
-    plan = [request(0, 0.0, None, 1), request(1, 1.0, 0, 1), request(2, 0.9), request(3, 2.0)]
+    plan = [request(0, 0.1, None, 1), request(1, 1.0, 0, 1), request(2, 0.9), request(3, 2.0)]
     agenda = Agenda(plan, max_catch_up_ns=250 * NS_PER_MS)
     assert agenda.due(NS_PER_S) == [Due(2, 900 * NS_PER_MS)]
     assert agenda.num_forgone == 2
-    assert (agenda.stalls[0].late_ns, agenda.stalls[0].num_forgone) == (NS_PER_S, 1)
+    assert (agenda.stalls[0].late_ns, agenda.stalls[0].num_forgone) == (900 * NS_PER_MS, 1)
 
 
 def test_a_closed_loop_is_never_forgone() -> None:
     agenda = Agenda(in_chains([request(i, 0.0) for i in range(4)], 2), max_catch_up_ns=1)
     assert [due.position for due in agenda.due(NS_PER_S)] == [0, 1]
     assert agenda.num_forgone == 0
+
+
+def test_a_burst_is_sent_however_late_the_window_begins() -> None:
+    agenda = Agenda([request(i, 0.0) for i in range(3)], max_catch_up_ns=1)
+    assert agenda.due(NS_PER_S) == [Due(i, 0) for i in range(3)]
+    assert (agenda.num_forgone, agenda.finished) == (0, True)
 
 
 def test_a_cap_holds_for_all_kinds_together() -> None:
