@@ -27,8 +27,9 @@ from inferloop.bench.drive import DriveOptions, Endpoint, drive
 from inferloop.bench.host import busy_note, busy_percent
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
 from inferloop.bench.target import TargetInfo, describe_target
+from inferloop.contract.arrivals import OPEN_PROCESSES
 from inferloop.contract.draws import seed_of
-from inferloop.contract.sample import SampledWorkload, sample_workload
+from inferloop.contract.sample import SampledWorkload, expected_starts_s, sample_workload
 from inferloop.contract.workload import Contract
 from inferloop.core.digest import plain
 from inferloop.core.errors import RequestError, UsageError
@@ -134,6 +135,10 @@ class _Compare:
         lengths = [r.info.context_length for r in runners if r.info.context_length is not None]
         self._context_limit = min(lengths, default=None)
         self._notes: list[str] = []
+        process = contract.traffic.arrivals.process
+        self._arrivals = process if process in OPEN_PROCESSES else "poisson"
+        if self._arrivals != process:
+            self._notes.append(f"{process} arrivals set their own rate: a comparison at given rates takes poisson ones")
         self._windows: list[SideWindow] = []
         self._answer_s = 0.0
 
@@ -147,7 +152,7 @@ class _Compare:
             target=", ".join(f"{r.label}: {r.contender.name}" for r in self._runners),
             identity=self._runners[0].info.identity,
             seed=o.seed,
-            arrivals=self._contract.traffic.arrivals.process,
+            arrivals=self._arrivals,
             window_s=o.window_s,
             options={**self._writer.header.options, "compare": plain(o), "targets": [_told(r) for r in self._runners]},
         )
@@ -178,7 +183,7 @@ class _Compare:
 
     async def _warm_up(self, runner: _Runner) -> None:
         workload = sample_workload(
-            self._contract, seed=self._options.seed, stream="compare/warmup", arrivals="closed",
+            self._contract, seed=self._options.seed, stream="compare/warmup", arrivals="burst",
             num_requests=self._options.num_warmup, context_limit=self._context_limit,
         )  # fmt: skip
         planned = await self._render(runner, in_chains(workload.requests, 1), runner.salt)
@@ -201,7 +206,7 @@ class _Compare:
             for rate in o.rates:
                 stream = f"compare/{stage}/{rate:g}/{number}"
                 workload = sample_workload(
-                    self._contract, seed=o.seed, stream=stream, qps=rate,
+                    self._contract, seed=o.seed, stream=stream, arrivals=self._arrivals, qps=rate,
                     duration_s=self._lead_s() + o.window_s, context_limit=self._context_limit,
                 )  # fmt: skip
                 for place in self._order(len(sides), number):
@@ -224,7 +229,7 @@ class _Compare:
         number: int,
     ) -> SideWindow:
         planned = await self._render(runner, workload.requests, salt)
-        num_lead = sum(r.at_s < self._lead_s() for r in workload.requests)
+        num_lead = sum(s < self._lead_s() for s in expected_starts_s(workload.requests))
         name = f"{stage}/{label}/{rate:g}/{number + 1}"
         measured: dict[int, RequestTiming] = {}
 
