@@ -1,4 +1,4 @@
-"""Quantiles of the normal and of Student's t distribution, for whole degrees of freedom."""
+"""Student's t distribution for whole degrees of freedom, and the normal one that it tends to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,3 @@ def t_quantile(p: float, dof: int) -> float:
 
 def normal_cdf(z: float) -> float:
     return _NORMAL.cdf(z)
-
-
-def normal_quantile(p: float) -> float:
-    return _NORMAL.inv_cdf(p)
