@@ -7,7 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import transformers
 
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.engine.schedule.step import PromptRows, SamplingColumns, StepPlan, UInt32
@@ -29,37 +28,16 @@ from inferloop.engine.compute.native.config import NativeConfig  # noqa: E402
 from inferloop.engine.compute.native.pack import pack_model  # noqa: E402
 from inferloop.engine.compute.native.runner import NativeRunner  # noqa: E402
 
+RandomModel = Callable[..., Any]
 VOCAB = 131
 ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
 LEVELS = ISAS[: ISAS.index(_native.best_isa()) + 1]
 
 
-def make_model(path: Path, family: str = "llama", **changes: Any) -> Any:
-    shape: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-    }
-    config = transformers.AutoConfig.for_model(family, **(shape | changes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(5)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(4)
-    model.save_pretrained(path)
-    return model
-
-
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+def files(tmp_path_factory: pytest.TempPathFactory, random_model: RandomModel) -> ModelFiles:
     path = tmp_path_factory.mktemp("tiny")
-    make_model(path)
+    random_model(path)
     return open_files("tiny", path)
 
 
@@ -184,9 +162,11 @@ def test_numbers_of_another_kind_are_refused(files: ModelFiles) -> None:
         ("qwen2", {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 160}),
     ],
 )
-def test_long_prompts_equal_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_long_prompts_equal_transformers(
+    family: str, changes: dict[str, Any], random_model: RandomModel, tmp_path: Path
+) -> None:
     """Over several ranges of keys, and further than a window reaches."""
-    model = make_model(tmp_path, family, **changes)
+    model = random_model(tmp_path, family, **changes)
     token_ids = np.random.default_rng(3).integers(3, VOCAB, 700).tolist()
     with torch.no_grad():
         expected = model(torch.tensor([token_ids])).logits[0].numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError, UsageError
 from inferloop.core.request import Sampling
@@ -31,22 +30,10 @@ from inferloop.engine.compute.native.pack import pack_model  # noqa: E402
 from inferloop.engine.compute.native.program import check_runs  # noqa: E402
 from inferloop.engine.compute.native.runner import NativeRunner  # noqa: E402
 
+RandomModel = Callable[..., Any]
 VOCAB = 131
 ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
 LEVELS = ISAS[: ISAS.index(_native.best_isa()) + 1]
-TINY = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 640,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -68,26 +55,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_model(path: Path, family: str = "llama", **changes: Any) -> Any:
-    """A random transformers model, saved at `path`. Biases and norms are random too, so each is seen to be used."""
-    config = transformers.AutoConfig.for_model(family, **(TINY | changes))
-    config._attn_implementation = "eager"
-    torch.manual_seed(5)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif parameter.dim() == 2:
-                parameter.mul_(4)
-    model.save_pretrained(path)
-    return model
-
-
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+def files(tmp_path_factory: pytest.TempPathFactory, random_model: RandomModel) -> ModelFiles:
     path = tmp_path_factory.mktemp("tiny")
-    make_model(path)
+    random_model(path)
     return open_files("tiny", path)
 
 
@@ -160,10 +131,10 @@ def plans_of(runner: Runner, prompt: tuple[int, ...], budget: int) -> list[StepP
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(variant: str, random_model: RandomModel, tmp_path: Path) -> None:
     """But for keys and values in bf16, which is what the bound is for."""
     family, changes = VARIANTS[variant]
-    model = make_model(tmp_path, family, **changes)
+    model = random_model(tmp_path, family, **changes)
     prompt = prompts_of([45])[0]
     with torch.no_grad():
         expected = model(torch.tensor([prompt])).logits[0].numpy()
@@ -176,8 +147,10 @@ def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("weights", "kv"), [("stored", "bf16"), ("int8", "bf16"), ("int8", "int8")])
-def test_shorter_forms_are_close(weights: str, kv: str, files: ModelFiles, tmp_path: Path) -> None:
-    model = make_model(tmp_path)
+def test_shorter_forms_are_close(
+    weights: str, kv: str, files: ModelFiles, random_model: RandomModel, tmp_path: Path
+) -> None:
+    model = random_model(tmp_path)
     prompt = prompts_of([45])[0]
     with torch.no_grad():
         expected = model(torch.tensor([prompt])).logits[0].numpy()
@@ -315,8 +288,10 @@ def test_a_step_that_is_given_up_loses_nothing(files: ModelFiles) -> None:
     assert tokens == generate(runner, [(5, 6, 7) * 7], wanted)[0][0]
 
 
-def test_prompt_scores_and_sums_equal_transformers(files: ModelFiles, tmp_path: Path) -> None:
-    model = make_model(tmp_path)
+def test_prompt_scores_and_sums_equal_transformers(
+    files: ModelFiles, random_model: RandomModel, tmp_path: Path
+) -> None:
+    model = random_model(tmp_path)
     prompts = prompts_of([90, 40])
     runner = load(files)
     for budget in (256, 33):
@@ -391,7 +366,7 @@ def test_blocks_move_out_and_into_another_runner(kv: str, files: ModelFiles) -> 
     assert [data.tobytes() for data in kept] == [saved[0].tobytes(), saved[1].tobytes()]
 
 
-def test_what_cannot_run_is_told(files: ModelFiles, tmp_path: Path) -> None:
+def test_what_cannot_run_is_told(files: ModelFiles, random_model: RandomModel, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no block"):
         load(files, num_blocks=None, kv_memory_bytes=10)
     with pytest.raises(EnvironmentLacksError, match=r"KV memory: .* are free.* Choose less"):
@@ -401,14 +376,14 @@ def test_what_cannot_run_is_told(files: ModelFiles, tmp_path: Path) -> None:
         "ffn": ({"intermediate_size": 80}, "32 for the feed-forward size, which is 80"),
     }
     for name, (changes, told) in refused.items():
-        make_model(tmp_path / name, **changes)
+        random_model(tmp_path / name, **changes)
         with pytest.raises(ModelFileError, match=told):
             check_runs(open_files("tiny", tmp_path / name).header)
 
 
 def test_info_counts_what_is_there(files: ModelFiles) -> None:
     info = load(files, num_blocks=None, kv_memory_bytes=100_000).info
-    block_bytes = 3 * 2 * (2 * 16 * 16 * 2)
+    block_bytes = 2 * 2 * (2 * 16 * 16 * 2)
     assert (info.block_bytes, info.num_blocks) == (block_bytes, 100_000 // block_bytes)
     assert info.kv_bytes == info.num_blocks * block_bytes
     assert info.deterministic and info.can_give_up

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.request import Sampling
@@ -24,20 +24,8 @@ from inferloop.engine.schedule.sequence import SequenceSpec
 from inferloop.engine.schedule.step import StepPlan
 from inferloop.models.resolve import open_files
 
-VOCAB = 128
-TINY = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_ids": 2,
-}
+RandomModel = Callable[..., Any]
+VOCAB = 131
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -55,26 +43,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no grouping": ("llama", {"num_key_value_heads": 4}),
     "attention and mlp bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
-    "yarn rope": ("llama", {"rope_parameters": YARN}),
+    "yarn rope": ("llama", {"rope_parameters": YARN, "max_position_embeddings": 128}),
     "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}}),
     "qwen2, qkv bias": ("qwen2", {}),
     "qwen3, qk norm": ("qwen3", {"head_dim": 32}),
 }
-
-
-def make_model(path: Path, family: str = "llama", **changes: Any) -> Any:
-    """A random transformers model, saved at `path`. Biases and norms are random too, so each is seen to be used."""
-    config = transformers.AutoConfig.for_model(family, **(TINY | changes))
-    torch.manual_seed(5)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif parameter.dim() == 2:
-                parameter.mul_(4)
-    model.save_pretrained(path)
-    return model
 
 
 def load(path: Path, **options: Any) -> TorchRunner:
@@ -117,9 +90,11 @@ def plans_of(runner: TorchRunner, prompt: tuple[int, ...], budget: int) -> list[
     return plans
 
 
-def test_packed_weights_meet_few_row_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_weights_meet_few_row_counts(
+    random_model: RandomModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each costs memory for good, and the rows that fill up change no other row."""
-    make_model(tmp_path)
+    random_model(tmp_path)
     runner = load(tmp_path, dtype="bf16")
     if not runner._decoder._in_buckets:
         pytest.skip("this machine does not pack bf16 weights")
@@ -145,9 +120,11 @@ def test_packed_weights_meet_few_row_counts(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_transformers(variant: str, deterministic: bool, tmp_path: Path) -> None:
+def test_logits_equal_transformers(
+    variant: str, deterministic: bool, random_model: RandomModel, tmp_path: Path
+) -> None:
     family, changes = VARIANTS[variant]
-    model = make_model(tmp_path, family, **changes)
+    model = random_model(tmp_path, family, **changes)
     runner = load(tmp_path, deterministic=deterministic)
     prompt = tuple(np.random.default_rng(1).integers(0, VOCAB, 45).tolist())
     with torch.no_grad():
@@ -158,8 +135,8 @@ def test_logits_equal_transformers(variant: str, deterministic: bool, tmp_path: 
         assert float((got - expected).abs().max()) < 1e-4 * scale, f"in chunks of {budget}"
 
 
-def test_bf16_is_close(tmp_path: Path) -> None:
-    model = make_model(tmp_path)
+def test_bf16_is_close(random_model: RandomModel, tmp_path: Path) -> None:
+    model = random_model(tmp_path)
     runner = load(tmp_path, dtype="bf16")
     prompt = tuple(range(3, 43))
     with torch.no_grad():
@@ -169,8 +146,8 @@ def test_bf16_is_close(tmp_path: Path) -> None:
     assert float((got - expected).abs().mean()) < 0.03 * float(expected.std())
 
 
-def test_what_cannot_run_is_told(tmp_path: Path) -> None:
-    make_model(tmp_path)
+def test_what_cannot_run_is_told(random_model: RandomModel, tmp_path: Path) -> None:
+    random_model(tmp_path)
     with pytest.raises(UsageError, match="did you mean fp32"):
         load(tmp_path, dtype="fp3")
     with pytest.raises(UsageError, match="deterministic"):
@@ -181,31 +158,31 @@ def test_what_cannot_run_is_told(tmp_path: Path) -> None:
         load(tmp_path, device="nonsense")
 
 
-def test_more_kv_memory_than_there_is_is_refused_before_it_is_taken(tmp_path: Path) -> None:
-    make_model(tmp_path)
+def test_more_kv_memory_than_there_is_is_refused_before_it_is_taken(random_model: RandomModel, tmp_path: Path) -> None:
+    random_model(tmp_path)
     with pytest.raises(EnvironmentLacksError, match=r"KV memory: .* are free\. Choose less"):
         load(tmp_path, num_blocks=1 << 36)
 
 
-def test_info_counts_what_is_there(tmp_path: Path) -> None:
-    model = make_model(tmp_path)
+def test_info_counts_what_is_there(random_model: RandomModel, tmp_path: Path) -> None:
+    model = random_model(tmp_path)
     runner = load(tmp_path, num_blocks=None, kv_memory_bytes=100_000)
     info = runner.info
     assert info.weight_bytes == sum(p.numel() * 4 for p in model.parameters())
     assert info.num_blocks == 100_000 // (8 * 2 * 2 * 2 * 16 * 4)
     assert info.kv_bytes == info.num_blocks * 8 * 2 * 2 * 2 * 16 * 4
-    assert (info.vocab_size, info.context_length, info.block_size) == (VOCAB, 128, 8)
+    assert (info.vocab_size, info.context_length, info.block_size) == (VOCAB, 1024, 8)
 
 
-def test_a_window_bounds_the_context(tmp_path: Path) -> None:
-    make_model(tmp_path)
+def test_a_window_bounds_the_context(random_model: RandomModel, tmp_path: Path) -> None:
+    random_model(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "mistral", "sliding_window": 48}))
     assert load(tmp_path).info.context_length == 48
 
 
-def test_loading_tells_its_progress(tmp_path: Path) -> None:
-    make_model(tmp_path)
+def test_loading_tells_its_progress(random_model: RandomModel, tmp_path: Path) -> None:
+    random_model(tmp_path)
     seen: list[tuple[int, int]] = []
     TorchRunner.load(
         open_files("tiny", tmp_path),
@@ -216,8 +193,10 @@ def test_loading_tells_its_progress(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_drafts_change_the_number_of_steps_and_nothing_else(temperature: float, tmp_path: Path) -> None:
-    make_model(tmp_path)
+def test_drafts_change_the_number_of_steps_and_nothing_else(
+    temperature: float, random_model: RandomModel, tmp_path: Path
+) -> None:
+    random_model(tmp_path)
     runner = load(tmp_path, deterministic=True)
     wanted = Sampling(temperature=temperature, max_tokens=20, frequency_penalty=0.3, num_logprobs=1)
 
@@ -246,9 +225,9 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(temperature: float, 
     assert num_drafted_steps < num_steps
 
 
-def test_a_step_that_was_given_up_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_step_that_was_given_up_leaves_no_trace(random_model: RandomModel, tmp_path: Path) -> None:
     """Between any two layers; computed again, everything is as if it had gone through at once."""
-    make_model(tmp_path)
+    random_model(tmp_path)
     runner = load(tmp_path, deterministic=True)
     wanted = Sampling(temperature=0.0, max_tokens=6, num_logprobs=1)
 
