@@ -19,6 +19,7 @@ from inferloop.core.slo import Objective, Slo
 from inferloop.measure.summary import summarize
 from inferloop.measure.timing import Chunk, RequestTiming
 from inferloop.measure.verdict import judge
+from inferloop.pages.chart import bokeh_script
 from inferloop.records.run import RunWriter
 
 MS = 1_000_000
@@ -196,6 +197,9 @@ def figures_of(dom: str) -> dict[str, list[str]]:
     return found
 
 
+FRAMELESS = "window.requestAnimationFrame = () => 0;"
+
+
 @pytest.fixture
 def streams(run_folder: Path, tmp_path: Path) -> str:
     """The address of a report whose answers have a known timing: 8 tokens, 20 ms apart, the first after 100 to 106."""
@@ -213,6 +217,19 @@ def test_the_simulator_replays_recorded_answers(chromium: str, streams: str, tmp
     assert told["tpot"] == ["20 ms", "20 ms"] and told["stalls"] == ["0", "0"]
     assert all(len(text.split()) == 8 for text in re.findall(r"<output[^>]*>([^<]*)</output>", dom)), "a word a token"
     assert "Both answers are complete." in dom
+
+
+def test_the_simulator_plays_on_where_no_frame_is_painted(
+    chromium: str, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hidden tab paints nothing, and a starved machine too late."""
+    monkeypatch.setattr("inferloop.pages.report.bokeh_script", lambda: FRAMELESS + bokeh_script())
+    page = tmp_path / "frameless.html"
+    assert CliRunner().invoke(app, ["report", str(run_folder), "-o", str(page)]).exit_code == 0
+    dom, log = browse(chromium, f"{page.as_uri()}#timing?play=1", tmp_path, "--dump-dom")
+    assert not complaints(log), complaints(log)
+    assert 'data-charts="drawn"' in dom and 'data-state="done"' in dom
+    assert all(len(text.split()) == 8 for text in re.findall(r"<output[^>]*>([^<]*)</output>", dom))
 
 
 def test_holding_tokens_back_smooths_what_comes_in_bursts(chromium: str, streams: str, tmp_path: Path) -> None:
