@@ -13,13 +13,14 @@ import torch
 import transformers
 
 from inferloop.core.request import Sampling
+from inferloop.engine.compute.runner import Runner
 from inferloop.engine.compute.stored import half_split, read_tensor
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.compute.torch.weights import ModelWeights, load_weights
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
-from inferloop.engine.schedule.sequence import SequenceSpec
+from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
 from inferloop.engine.text.tokenizer import load_tokenizer
 from inferloop.models.resolve import ModelFiles
 
@@ -65,6 +66,7 @@ class Options:
 
 
 Generate = Callable[..., list[list[int]]]
+Drive = Callable[..., tuple[list[list[SequenceUpdate]], Scheduler]]
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +133,39 @@ def weights(embedded_model: ModelFiles) -> ModelWeights:
 
 
 @pytest.fixture(scope="session")
-def generate(embedded_model: ModelFiles, weights: ModelWeights) -> Generate:
+def drive() -> Drive:
+    """drive(runner, specs, **schedule) -> (the updates of each, the scheduler): all handed in at once, until all have
+    ended. `schedule`: fields of ScheduleConfig other than those which the runner tells."""
+
+    def run(
+        runner: Runner, specs: Sequence[SequenceSpec], **schedule: Any
+    ) -> tuple[list[list[SequenceUpdate]], Scheduler]:
+        info = runner.info
+        config = ScheduleConfig(
+            vocab_size=info.vocab_size,
+            context_length=info.context_length,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            **schedule,
+        )
+        scheduler = Scheduler(config)
+        updates: dict[str, list[SequenceUpdate]] = {spec.request_id: [] for spec in specs}
+        for spec in specs:
+            scheduler.add(spec)
+        while scheduler.request_ids:
+            plan = scheduler.schedule()
+            assert plan is not None
+            runner.submit(plan)
+            for update in scheduler.commit(plan, runner.wait()):
+                updates[update.request_id].append(update)
+        scheduler.check()
+        return list(updates.values()), scheduler
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def generate(embedded_model: ModelFiles, weights: ModelWeights, drive: Drive) -> Generate:
     """generate(prompts, options, sampling=...) -> tokens of each; sampling may be one for all or one each."""
     header = embedded_model.header
 
@@ -147,33 +181,18 @@ def generate(embedded_model: ModelFiles, weights: ModelWeights) -> Generate:
         is_fp32 = options.dtype == "fp32"
         loaded = weights if is_fp32 else load_weights(header, dtype=config.torch_dtype, device=device)
         runner = TorchRunner(header, loaded, config)
-        scheduler = Scheduler(
-            ScheduleConfig(
-                vocab_size=runner.info.vocab_size,
-                context_length=runner.info.context_length,
-                block_size=runner.info.block_size,
-                num_blocks=runner.info.num_blocks,
-                eos_token_ids=header.eos_token_ids,
-                max_step_tokens=options.max_step_tokens,
-                max_sequences=options.max_sequences,
-            )
-        )
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
-        for i, (prompt, wanted) in enumerate(zip(prompts, each, strict=True)):
-            scheduler.add(SequenceSpec(str(i), prompt, wanted, seed=(wanted.seed or 0) % 2**64))
-        answers: list[list[int]] = [[] for _ in prompts]
-        while scheduler.request_ids:
-            plan = scheduler.schedule()
-            assert plan is not None
-            runner.submit(plan)
-            for update in scheduler.commit(plan, runner.wait()):
-                answers[int(update.request_id)] += update.token_ids
-                if cached is not None:
-                    cached[int(update.request_id)] = update.num_cached_tokens
-        scheduler.check()
+        specs = [
+            SequenceSpec(str(i), prompt, wanted, seed=(wanted.seed or 0) % 2**64)
+            for i, (prompt, wanted) in enumerate(zip(prompts, each, strict=True))
+        ]
+        limits = {"max_step_tokens": options.max_step_tokens, "max_sequences": options.max_sequences}
+        updates, scheduler = drive(runner, specs, eos_token_ids=header.eos_token_ids, **limits)
+        if cached is not None:
+            cached.update((i, come[-1].num_cached_tokens) for i, come in enumerate(updates))
         if preempted is not None:
             preempted.append(scheduler.num_preemptions)
-        return answers
+        return [[token for update in come for token in update.token_ids] for come in updates]
 
     return run
 

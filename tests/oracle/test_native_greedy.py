@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,43 +25,21 @@ NEAR_TIES = {"fp32": 0.1, "bf16": 0.3, "stored": 1.0, "int8": 1.0}
 keys and values in bf16."""
 
 
-def generate(
-    runner: NativeRunner, prompts: Sequence[tuple[int, ...]], eos: tuple[int, ...], sampling: Sampling, **options: Any
-) -> list[list[int]]:
-    info = runner.info
-    scheduler = Scheduler(
-        ScheduleConfig(
-            vocab_size=info.vocab_size,
-            context_length=info.context_length,
-            block_size=info.block_size,
-            num_blocks=info.num_blocks,
-            eos_token_ids=eos,
-            **options,
-        )
-    )
-    for i, prompt in enumerate(prompts):
-        scheduler.add(SequenceSpec(str(i), prompt, sampling, seed=i))
-    answers: list[list[int]] = [[] for _ in prompts]
-    while scheduler.request_ids:
-        plan = scheduler.schedule()
-        assert plan is not None
-        runner.submit(plan)
-        for update in scheduler.commit(plan, runner.wait()):
-            answers[int(update.request_id)] += update.token_ids
-    return answers
-
-
 @pytest.mark.parametrize("weights", NEAR_TIES)
 def test_greedy_answers_leave_transformers_at_near_ties_only(
     weights: Any,
     embedded_model: ModelFiles,
     prompts: Prompts,
     reference: list[list[int]],
+    drive: Callable[..., Any],
     assert_same: Callable[..., None],
 ) -> None:
     runner = NativeRunner.load(embedded_model, NativeConfig(weights=weights, num_blocks=512))
     eos = embedded_model.header.eos_token_ids
-    got = generate(runner, prompts, eos, Sampling(temperature=0.0, max_tokens=NUM_NEW))
+    wanted = Sampling(temperature=0.0, max_tokens=NUM_NEW)
+    specs = [SequenceSpec(str(i), prompt, wanted, seed=i) for i, prompt in enumerate(prompts)]
+    updates, _ = drive(runner, specs, eos_token_ids=eos)
+    got = [[token for update in come for token in update.token_ids] for come in updates]
     assert_same(prompts, got, reference, near_tie=NEAR_TIES[weights])
     assert sum(ours == theirs for ours, theirs in zip(got, reference, strict=True)) >= {"fp32": 15, "bf16": 8}.get(
         weights, 2

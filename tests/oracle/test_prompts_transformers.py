@@ -3,7 +3,7 @@ it is the same to the last bit alone, in a batch, in chunks, and where beginning
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,12 @@ from inferloop.core.request import Sampling
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.compute.torch.weights import ModelWeights
-from inferloop.engine.schedule.policy import ScheduleConfig
-from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
 from inferloop.models.resolve import ModelFiles
 
 SCORE = Sampling(max_tokens=0, num_prompt_logprobs=2)
 POOL = Sampling(max_tokens=0)
+Ask = Callable[..., list[SequenceUpdate]]
 Prompts = list[tuple[int, ...]]
 
 
@@ -29,30 +28,18 @@ def runner(embedded_model: ModelFiles, weights: ModelWeights) -> TorchRunner:
     return TorchRunner(embedded_model.header, weights, TorchConfig(dtype="fp32", deterministic=True, num_blocks=256))
 
 
-def ask(
-    runner: TorchRunner, prompts: Sequence[tuple[int, ...]], *, pool: bool, budget: int = 256, at_once: int = 8
-) -> list[SequenceUpdate]:
-    info = runner.info
-    scheduler = Scheduler(
-        ScheduleConfig(
-            vocab_size=info.vocab_size,
-            context_length=info.context_length,
-            block_size=info.block_size,
-            num_blocks=info.num_blocks,
-            max_step_tokens=budget,
-            max_sequences=at_once,
-        )
-    )
-    for i, prompt in enumerate(prompts):
-        scheduler.add(SequenceSpec(str(i), prompt, POOL if pool else SCORE, pool=pool))
-    found: dict[int, SequenceUpdate] = {}
-    while scheduler.request_ids:
-        plan = scheduler.schedule()
-        assert plan is not None
-        runner.submit(plan)
-        for update in scheduler.commit(plan, runner.wait()):
-            found[int(update.request_id)] = update
-    return [found[i] for i in range(len(prompts))]
+@pytest.fixture(scope="module")
+def ask(runner: TorchRunner, drive: Callable[..., Any]) -> Ask:
+    """ask(prompts, pool=...): the one update of each."""
+
+    def run(
+        prompts: Sequence[tuple[int, ...]], *, pool: bool, budget: int = 256, at_once: int = 8
+    ) -> list[SequenceUpdate]:
+        specs = [SequenceSpec(str(i), prompt, POOL if pool else SCORE, pool=pool) for i, prompt in enumerate(prompts)]
+        updates, _ = drive(runner, specs, max_step_tokens=budget, max_sequences=at_once)
+        return [update for (update,) in updates]
+
+    return run
 
 
 def some(prompts: Prompts, full: bool) -> Prompts:
@@ -60,9 +47,9 @@ def some(prompts: Prompts, full: bool) -> Prompts:
     return [*chosen, chosen[0], chosen[-1][: len(chosen[-1]) // 2] + chosen[0]]
 
 
-def test_log_probabilities(runner: TorchRunner, twin: Any, prompts: Prompts, full: bool) -> None:
+def test_log_probabilities(ask: Ask, twin: Any, prompts: Prompts, full: bool) -> None:
     asked = some(prompts, full)
-    told = [update.prompt_logprobs for update in ask(runner, asked, pool=False)]
+    told = [update.prompt_logprobs for update in ask(asked, pool=False)]
     for prompt, scores in zip(asked, told, strict=True):
         assert scores is not None and len(scores) == len(prompt) - 1
         with torch.inference_mode():
@@ -75,19 +62,19 @@ def test_log_probabilities(runner: TorchRunner, twin: Any, prompts: Prompts, ful
             num_above, num_near = ((table[i] > expected + e).sum() for e in (2e-3, -2e-3))
             assert score.rank is not None and num_above < score.rank <= num_near
     for budget, at_once in ((64, 1), (23, 3)):
-        again = [update.prompt_logprobs for update in ask(runner, asked, pool=False, budget=budget, at_once=at_once)]
+        again = [update.prompt_logprobs for update in ask(asked, pool=False, budget=budget, at_once=at_once)]
         assert again == told
 
 
-def test_pooled_hidden_states(runner: TorchRunner, twin: Any, prompts: Prompts, full: bool) -> None:
+def test_pooled_hidden_states(ask: Ask, twin: Any, prompts: Prompts, full: bool) -> None:
     asked = some(prompts, full)
-    told = [update.pooled for update in ask(runner, asked, pool=True)]
+    told = [update.pooled for update in ask(asked, pool=True)]
     for prompt, pooled in zip(asked, told, strict=True):
         with torch.inference_mode():
             mean = twin.model(torch.tensor([prompt])).last_hidden_state[0].double().mean(0).numpy()
         assert pooled is not None
         np.testing.assert_allclose(pooled / len(prompt), mean, atol=1e-3 * float(np.abs(mean).max()))
     for budget, at_once in ((64, 1), (23, 3)):
-        for first, update in zip(told, ask(runner, asked, pool=True, budget=budget, at_once=at_once), strict=True):
+        for first, update in zip(told, ask(asked, pool=True, budget=budget, at_once=at_once), strict=True):
             assert first is not None and update.pooled is not None
             np.testing.assert_array_equal(first.astype(np.float32), update.pooled.astype(np.float32))
