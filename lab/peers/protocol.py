@@ -49,8 +49,9 @@ class Peer(Protocol):
         """Hand all in at once, wait for all; greedy, past every end token."""
         ...
 
-    def logits(self, token_ids: Sequence[int], to: Path) -> None:
-        """Write what the model says after every position of one text; NotImplementedError where there is no way."""
+    @property
+    def logits(self) -> Callable[[Sequence[int], Path], None] | None:
+        """Write what the model says after every position of one text; None where there is no way."""
         ...
 
 
@@ -79,6 +80,8 @@ def serve(make: Callable[[Spec], Peer]) -> None:
 
 def _answer(peer: Peer, asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked["do"] == "logits":
+        if peer.logits is None:
+            raise LookupError(f"{peer.version} has no way to tell logits")
         peer.logits(asked["token_ids"], Path(asked["to"]))
         return {}
     point = Point(**asked["point"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import vllm
 from lab.peers.point import Timing
@@ -17,6 +16,9 @@ from lab.peers.protocol import Spec, serve
 
 
 class Vllm:
+    logits = None
+    """Its log-probabilities come as Python objects, one for each word of the vocabulary."""
+
     def __init__(self, spec: Spec) -> None:
         self._engine = vllm.LLM(
             model=spec["model"],
@@ -52,9 +54,6 @@ class Vllm:
                 if num > counts[i]:
                     first[i], last[i], counts[i] = first[i] or now, now, num
         return Timing(first, last, counts)
-
-    def logits(self, token_ids: Sequence[int], to: Path) -> None:
-        raise NotImplementedError("its log-probabilities come as Python objects, one for each word of the vocabulary")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ class Fake:
         print("an engine that prints")
         os.write(1, b"even past Python\\n")
         self.vocab_size = spec["vocab_size"]
+        if self.vocab_size == 2:
+            self.logits = None
 
     def run(self, prompts, num_output):
         if prompts[0] == [0]:
@@ -94,6 +96,12 @@ def test_an_engine_that_cannot_goes_on_with_the_next(worker: Worker) -> None:
     with pytest.raises(PeerError, match="RuntimeError: no"):
         worker.run(Point(1, 1, 16), seed=1)
     assert worker.run(Point(1, 4, 16), seed=1)[0].counts == [16]
+
+
+def test_an_engine_without_logits_says_so(worker: Worker, tmp_path: Path) -> None:
+    worker.load({"vocab_size": 2})
+    with pytest.raises(PeerError, match="fake 1 has no way to tell logits"):
+        worker.logits([0, 1], tmp_path / "logits.npy")
 
 
 def test_an_engine_that_does_less_than_it_was_asked_is_found_out(worker: Worker) -> None:
