@@ -11,7 +11,7 @@ from inferloop.core.slo import Slo
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.measure import little
 from inferloop.measure.quantiles import min_samples, quantile
-from inferloop.measure.samples import CENSORED, collect
+from inferloop.measure.samples import collect
 from inferloop.measure.timing import RequestTiming, schedule_delay_ms
 
 _RATE_TOLERANCE = 0.01
@@ -40,21 +40,26 @@ def self_checks(
 ) -> Checks:
     """`measured` are the point's requests without warm-up; `reuse` is the share of input tokens that this workload
     repeats."""
+    late = [_schedule(result, planned), _delay(measured, slo), _lag(result, measured, slo)]
     found = [
-        _schedule(result, planned),
-        _delay(measured, slo),
+        *late,
         _little(result),
         *_counts(result),
-        _lag(result, measured, slo),
+        _pauses(result, measured, slo),
         _busy(result),
         _clients_fault(result),
         _pool(result),
     ]
-    reused, note = _reuse(measured, reuse)
+    reused, note = _reuse(measured, reuse, is_told=bool(result.num_telling_cache))
     notes = [note] if note else []
     busiest = max((s.cpu_share for s in result.senders), default=0.0)
     if _MUCH_CPU < busiest <= _MOST_CPU:
         notes.append(f"the load generator was busy for {busiest:.0%} of the time: give it more senders")
+    if any(late) and any(s.priority == "normal" for s in result.senders):
+        notes.append(
+            "the load generator ran at ordinary priority, so that others may have held it up: allow it real-time "
+            "priority (ulimit -r), or leave it a core"
+        )
     if result.num_capped:
         notes.append(f"the limit on requests in flight held back sends {result.num_capped} times")
     clipped = sum(r.clipped for r in planned)
@@ -116,6 +121,15 @@ def _lag(result: DriveResult, measured: Sequence[RequestTiming], slo: Slo) -> st
     return None
 
 
+def _pauses(result: DriveResult, measured: Sequence[RequestTiming], slo: Slo) -> str | None:
+    """Of the senders' garbage collectors, though they are off in the window."""
+    longest_ms = max((p for s in result.senders for p in s.collector_pauses_ns), default=0) / NS_PER_MS
+    allowed_ms = _allowed_ms(measured, slo)
+    if longest_ms <= allowed_ms:
+        return None
+    return f"a garbage collection held up the load generator for {longest_ms:.0f} ms, {allowed_ms:.0f} ms are allowed"
+
+
 def _busy(result: DriveResult) -> str | None:
     busiest = max((s.cpu_share for s in result.senders), default=0.0)
     return f"the load generator used {busiest:.0%} of a core: give it more senders" if busiest > _MOST_CPU else None
@@ -161,12 +175,14 @@ def _pool(result: DriveResult) -> str | None:
     return f"{waits} requests waited in the load generator for one of its connections" if waits else None
 
 
-def _reuse(measured: Sequence[RequestTiming], reuse: float) -> tuple[str | None, str | None]:
+def _reuse(measured: Sequence[RequestTiming], reuse: float, *, is_told: bool) -> tuple[str | None, str | None]:
     """(void, note). A warmer cache than the contract's flatters; a colder one is what this server does."""
-    done = [t for t in measured if t.error != CENSORED and t.ok]
+    done = [t for t in measured if t.ok]
     total = sum(t.num_input_tokens for t in done)
     if not total:
         return None, None
+    if not is_told:
+        return None, "no answer says how many of its input tokens came from the cache: a warm one would not be seen"
     cached = sum(t.num_cached_tokens for t in done) / total
     if cached > reuse + _REUSE_TOLERANCE:
         return (

@@ -48,6 +48,7 @@ class Collector:
         if stream is not None and outcome.error is None:
             r.counted_by[stream.counted_by] += 1
             r.num_count_mismatches += stream.count_mismatch
+            r.num_telling_cache += stream.tells_cached
             told = stream.num_input_tokens
             r.num_length_mismatches += told is not None and told != timing.num_input_tokens
         if self._failure is not None:

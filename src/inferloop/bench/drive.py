@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from inferloop.bench.agenda import share_out
 from inferloop.bench.client.endpoint import Endpoint
+from inferloop.bench.client.garbage import quiet_collector
 from inferloop.bench.client.head import new_base
 from inferloop.bench.collector import Collector
-from inferloop.bench.engine import Engine, EngineReport, Item, quiet_collector
+from inferloop.bench.engine import Engine, EngineReport, Item
 from inferloop.bench.messages import Job
 from inferloop.bench.render import RenderedRequest
 from inferloop.bench.senders import Sender, SenderDiedError, core_for

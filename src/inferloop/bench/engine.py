@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import resource
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +17,10 @@ import msgspec
 from inferloop.bench.agenda import Agenda
 from inferloop.bench.client.connection import Connection
 from inferloop.bench.client.endpoint import Endpoint
+from inferloop.bench.client.garbage import quiet_collector
 from inferloop.bench.client.head import HeadWriter
 from inferloop.bench.client.pool import Pool
+from inferloop.bench.client.priority import priority
 from inferloop.bench.client.timer import make_timer
 from inferloop.bench.exchange import CUT_OFF, Exchange, Outcome
 from inferloop.bench.window import DriveOptions, SenderStats, Stop
@@ -102,7 +103,7 @@ class Engine:
         loop = self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         num_before = self._pool.num_late
-        with quiet_collector():
+        with quiet_collector() as pauses_ns:
             self._start_ns = self._quiet_ns = start_ns
             budget_s = self._options.budget_s
             self._end_ns = None if budget_s is None else start_ns + round(budget_s * NS_PER_S)
@@ -135,6 +136,8 @@ class Engine:
             peak_rss_bytes=_peak_rss_bytes(),
             loop_lags_ns=tuple(self._lags),
             timer_errors_ns=tuple(self._errors),
+            collector_pauses_ns=tuple(pauses_ns),
+            priority=priority(),
         )
         return EngineReport(
             stats,
@@ -272,20 +275,3 @@ def _peak_rss_bytes() -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@contextlib.contextmanager
-def quiet_collector(*, off: bool = True) -> Iterator[None]:
-    """Garbage collection pauses of hundreds of milliseconds would show as the server's: none inside the window. With
-    `off` False only what lives already, a plan of many requests, is not looked at again and again."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    if off:
-        gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()

@@ -62,9 +62,10 @@ class Usage(msgspec.Struct, gc=False):
     prompt_tokens_details: _Details | None = None
 
     @property
-    def num_cached_tokens(self) -> int:
+    def num_cached_tokens(self) -> int | None:
+        """None when the server does not tell."""
         details = self.prompt_tokens_details
-        return (details.cached_tokens or 0) if details is not None else 0
+        return None if details is None else details.cached_tokens
 
 
 class _Timings(msgspec.Struct, gc=False):

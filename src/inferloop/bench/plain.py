@@ -36,19 +36,21 @@ class PlainReader:
         total = None if usage is None else usage.completion_tokens
         count = int(has_output) if total is None else total
         queue_ms = timings.queue_ms if timings is not None else None
+        cached = None if usage is None else usage.num_cached_tokens
         return StreamResult(
             None if count else "empty_stream",
             (self._t_last_ns,) if count else (),
             (count,) if count else (),
             None if usage is None else usage.prompt_tokens,
             count,
-            0 if usage is None else usage.num_cached_tokens,
+            cached or 0,
             answer.choices[0].finish_reason,
             queue_ms if isinstance(queue_ms, float) else None,
             self._t_last_ns if is_answer else None,
             "frames" if total is None else "usage",
             False,
             text,
+            tells_cached=cached is not None,
         )
 
 

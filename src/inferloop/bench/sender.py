@@ -16,6 +16,7 @@ from typing import Any, cast
 import uvloop
 
 from inferloop.bench.client.endpoint import Endpoint
+from inferloop.bench.client.priority import go_first
 from inferloop.bench.engine import Engine
 from inferloop.bench.exchange import Outcome
 from inferloop.bench.messages import Frames, Halt, Job, Ready, Refused, Report, Start, add_to, decode_to_sender
@@ -112,6 +113,7 @@ def main() -> None:
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    go_first()
     uvloop.run(_send(socket.socket(fileno=int(sys.argv[1]))))
 
 

@@ -43,6 +43,8 @@ class StreamResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     text: str = ""
     empty_frames_ns: tuple[int, ...] = ()
     """Arrivals of frames of the answer without a token of it: its role, its finish reason."""
+    tells_cached: bool = False
+    """Whether the server said how many tokens came from its cache; else `num_cached_tokens` is 0."""
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -65,7 +67,7 @@ class StreamReader:
         self._so_far: list[int | None] = []  # usage so far
         self._num_input: int | None = None
         self._num_output: int | None = None
-        self._num_cached = 0
+        self._num_cached: int | None = None
         self._queue_ms: float | None = None
         self._finish_reason: str | None = None
         self._t_first_answer_ns: int | None = None
@@ -110,7 +112,7 @@ class StreamReader:
             counts,
             self._num_input,
             sum(counts) if self._num_output is None else self._num_output,
-            self._num_cached,
+            self._num_cached or 0,
             self._finish_reason,
             self._queue_ms,
             self._t_first_answer_ns,
@@ -118,6 +120,7 @@ class StreamReader:
             mismatch,
             "".join(self._texts or ()),
             tuple(self._empty_ns),
+            self._num_cached is not None,
         )
 
     def _take_data(self, t_ns: int, data: bytes) -> None:

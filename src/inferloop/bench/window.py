@@ -68,6 +68,10 @@ class SenderStats:
     """How late a timer fired, of one every 10 ms: what any arrival may have waited for its stamp."""
     timer_errors_ns: tuple[int, ...] = ()
     """How late the loop woke for requests that were due."""
+    collector_pauses_ns: tuple[int, ...] = ()
+    """Garbage collections of the sender in the window, which has none of its own accord."""
+    priority: str = "normal"
+    """real-time, nice and its value, or normal, where it may have to wait for others on a busy machine."""
 
     @property
     def cpu_share(self) -> float:
@@ -95,6 +99,8 @@ class DriveResult:
     num_capped: int = 0
     num_count_mismatches: int = 0
     num_length_mismatches: int = 0
+    num_telling_cache: int = 0
+    """Answers that say how many of their input tokens came from the cache."""
     counted_by: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)
     """One example text per error class."""

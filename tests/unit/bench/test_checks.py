@@ -30,7 +30,13 @@ def run(timings: list[RequestTiming], *, reuse: float = 0.0, **more: Any) -> tup
     span_s = (max(t.t_end_ns for t in timings) - min(t.t_send_ns for t in timings)) / NS_PER_S
     busy_s = sum(t.t_end_ns - t.t_send_ns for t in timings) / NS_PER_S
     counted = Counter({"server": sum(t.ok for t in timings)})
-    values: dict[str, Any] = {"timings": timings, "in_flight": busy_s / span_s, "counted_by": counted, **more}
+    values: dict[str, Any] = {
+        "timings": timings,
+        "in_flight": busy_s / span_s,
+        "counted_by": counted,
+        "num_telling_cache": len(timings),
+        **more,
+    }
     planned = [
         RenderedRequest(TimedRequest(i, i / 10, (Segment(i, 100),), 5), "/", b"", 100, 0, False) for i in range(3)
     ]
@@ -78,6 +84,13 @@ def test_a_cache_warmer_than_the_workload_voids_and_a_colder_one_is_told() -> No
     assert "reused 0%" in notes[0]
 
 
+def test_a_server_that_does_not_tell_of_its_cache_is_said_not_to() -> None:
+    """Neither a mismatch nor the nought that an absent count would be."""
+    for reuse in (0.0, 0.5):
+        void, (note,) = run([timing(i) for i in range(200)], reuse=reuse, num_telling_cache=0)
+        assert void == () and note.startswith("no answer says how many of its input tokens came from the cache")
+
+
 def test_wrong_counts_void() -> None:
     timings = [timing(i) for i in range(200)]
     assert "token counts" in run(timings, num_count_mismatches=3)[0][0]
@@ -96,8 +109,9 @@ def test_our_own_and_refused_requests_void() -> None:
 def test_clipped_prompts_are_told() -> None:
     timings = [timing(i) for i in range(200)]
     planned = [RenderedRequest(TimedRequest(0, 0, (Segment(0, 5),), 5), "/", b"", 15, 0, True)]
-    result = DriveResult(timings=timings)
-    assert "1 of 1 prompts are longer" in self_checks(result, timings, planned, SLO, 0.0).notes[0]
+    result = DriveResult(timings=timings, num_telling_cache=200)
+    (note,) = self_checks(result, timings, planned, SLO, 0.0).notes
+    assert "1 of 1 prompts are longer" in note
 
 
 def test_waiting_for_a_connection_voids() -> None:
@@ -118,7 +132,18 @@ def test_a_load_generator_that_cannot_keep_up_voids() -> None:
     (why,) = voids(loop_lags_ns=(*quick, *(80 * NS_PER_MS,) * 20))[0]
     assert "loop was 80 ms late at p99, 50 ms are allowed" in why
     assert voids(loop_lags_ns=(*quick, *(80 * NS_PER_MS,) * 5)) == ((), ())
+    (why,) = voids(collector_pauses_ns=(NS_PER_MS, 80 * NS_PER_MS))[0]
+    assert why == "a garbage collection held up the load generator for 80 ms, 50 ms are allowed"
+    assert voids(collector_pauses_ns=(NS_PER_MS, 40 * NS_PER_MS)) == ((), ())
     (why,) = voids(cpu_s=19.0)[0]
     assert "used 95% of a core" in why
     void, notes = voids(cpu_s=16.0)
     assert void == () and "80%" in notes[0]
+
+
+def test_who_was_held_up_is_told_what_to_do_about_it() -> None:
+    late = [timing(i, late_ms=80 if i % 10 == 0 else 0) for i in range(200)]
+    void, (note,) = run(late, senders=(SenderStats(1, 20.0, 1.0, priority="normal"),))
+    assert len(void) == 1 and "ordinary priority" in note
+    assert run(late, senders=(SenderStats(1, 20.0, 1.0, priority="real-time"),))[1] == ()
+    assert run([timing(i) for i in range(200)], senders=(SenderStats(1, 20.0, 1.0),)) == ((), ())

@@ -73,6 +73,8 @@ async def test_senders_share_a_plan_and_its_clock() -> None:
     assert len({s.pid for s in result.senders} - {os.getpid()}) == 2
     assert all(s.cpu_s > 0 and s.window_s > 0.1 and s.loop_lags_ns and s.timer_errors_ns for s in result.senders)
     assert sum(s.num_bytes_received for s in result.senders) == 40 * len(FRAMED)
+    assert [s.collector_pauses_ns for s in result.senders] == [(), ()]
+    assert len({s.priority for s in result.senders}) == 1
     assert result.in_flight is not None
     assert children() == []
 
