@@ -134,7 +134,7 @@ class Model:
     """Part -> dots_share; 1 for a part that is not there."""
 
     def cost(self, load: StepLoad) -> StepCost:
-        window = self.header.sliding_window
+        (window,) = set(self.header.structure.windows) or {None}
         return step_cost(self.header.shape, load, self.weights, self.kv_bytes_per_token, window=window)
 
     def attainable(self, load: StepLoad, roofs: Roofs) -> Attainable:

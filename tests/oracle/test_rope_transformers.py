@@ -11,8 +11,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inferloop.engine.compute.rope import inverse_frequencies, rope_tables
-from inferloop.engine.compute.torch.rope import apply_rope
-from inferloop.engine.compute.torch.rope import rope_tables as torch_tables
+from inferloop.engine.compute.torch.layers.rope import apply_rope
+from inferloop.engine.compute.torch.layers.rope import rope_tables as torch_tables
 from inferloop.models.headers import RopeSpec
 
 DIM, CONTEXT = 64, 8192

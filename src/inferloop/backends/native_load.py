@@ -133,7 +133,7 @@ def native_identity(
         stop_token_ids=codec.tokenizer.eos_token_ids,
         sampling_defaults={"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
         config={
-            "structure": digest_of([header.shape, header.rope, header.norm_eps, header.sliding_window]),
+            "structure": digest_of([header.shape, header.rope, header.norm_eps, header.structure]),
             "device": info.device,
             "dtype": info.dtype,
             "deterministic": info.deterministic,

@@ -30,8 +30,18 @@ BYTES_PER_ELEMENT = {
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forwards of which a token goes through `per_token` of `num`, each of `ffn_size`, in these layers."""
+
+    num: int
+    per_token: int
+    ffn_size: int
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A dense decoder with grouped-query attention. Counts, not bytes."""
+    """A decoder with grouped-query attention. Counts, not bytes."""
 
     architecture: str
     num_layers: int
@@ -45,6 +55,8 @@ class ModelShape:
     tied_embeddings: bool
     kv_heads_per_layer: tuple[int, ...] | None = None
     """KV heads of each layer where they differ (0: that layer keeps no KV); None: `num_kv_heads` in every layer."""
+    experts: Experts | None = None
+    """`ffn_size` is that of the layers without them."""
 
     @property
     def kv_heads(self) -> tuple[int, ...]:
@@ -57,10 +69,14 @@ class ModelShape:
 
     @property
     def product_params(self) -> dict[Product, int]:
-        """Weights of each kind of product over all layers: q, k and v together, o, gate and up together, down."""
+        """Weights of each kind of product over all layers: q, k and v together, o, gate and up together, down. Of
+        experts those that one token goes through, and of their routers none."""
         q = self.num_heads * self.head_dim * self.num_attention_layers
         kv = self.head_dim * sum(self.kv_heads)
         ffn = self.ffn_size * self.num_layers
+        if self.experts is not None:
+            each = self.experts.per_token * self.experts.ffn_size - self.ffn_size
+            ffn += each * len(self.experts.layers)
         units: dict[Product, int] = {"qkv": q + 2 * kv, "out": q, "gate_up": 2 * ffn, "down": ffn}
         return {name: self.hidden_size * num for name, num in units.items()}
 
@@ -78,7 +94,15 @@ class ModelShape:
         """All parameters: matmuls, norms, and the embedding once more when it is not tied to the head."""
         norms = (2 * self.num_layers + 1) * self.hidden_size
         embedding = 0 if self.tied_embeddings else self.head_params
-        return self.matmul_params + norms + embedding
+        return self.matmul_params + self._resting_params + norms + embedding
+
+    @property
+    def _resting_params(self) -> int:
+        """Routers, and the experts that a token does not go through."""
+        if self.experts is None:
+            return 0
+        resting = 3 * (self.experts.num - self.experts.per_token) * self.experts.ffn_size + self.experts.num
+        return self.hidden_size * resting * len(self.experts.layers)
 
     def kv_bytes_per_token(self, kv_format: str = "bf16") -> float:
         return 2 * sum(self.kv_heads) * self.head_dim * BYTES_PER_ELEMENT[kv_format]

@@ -43,7 +43,7 @@ def random_model() -> RandomModel:
             for name, parameter in model.named_parameters():
                 if name.endswith("bias") or "norm" in name:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
-                elif parameter.dim() == 2:
+                elif parameter.dim() >= 2:
                     parameter.mul_(4)
         model.save_pretrained(path)
         return model

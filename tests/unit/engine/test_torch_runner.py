@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.request import Sampling
 from inferloop.engine.compute.runner import GiveUp, never
 from inferloop.engine.compute.torch.config import TorchConfig
-from inferloop.engine.compute.torch.linear import Linear
+from inferloop.engine.compute.torch.layers.linear import Linear
 from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
@@ -172,13 +171,6 @@ def test_info_counts_what_is_there(random_model: RandomModel, tmp_path: Path) ->
     assert info.num_blocks == 100_000 // (8 * 2 * 2 * 2 * 16 * 4)
     assert info.kv_bytes == info.num_blocks * 8 * 2 * 2 * 2 * 16 * 4
     assert (info.vocab_size, info.context_length, info.block_size) == (VOCAB, 1024, 8)
-
-
-def test_a_window_bounds_the_context(random_model: RandomModel, tmp_path: Path) -> None:
-    random_model(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "mistral", "sliding_window": 48}))
-    assert load(tmp_path).info.context_length == 48
 
 
 def test_loading_tells_its_progress(random_model: RandomModel, tmp_path: Path) -> None:

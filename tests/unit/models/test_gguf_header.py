@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferloop.core.errors import ModelFileError
-from inferloop.models.headers import read_header
+from inferloop.models.headers import RopeSpec, read_header
 from inferloop.models.headers.gguf import read_gguf_file
-from inferloop.models.headers.header import RopeSpec
 from inferloop.models.resolve import ModelFiles
 
 RELAXED = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))

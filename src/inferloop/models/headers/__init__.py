@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inferloop.models.headers.header import ModelHeader, RopeSpec, TensorInfo
+from inferloop.models.headers.header import ModelHeader, TensorInfo
 from inferloop.models.headers.read import read_header
+from inferloop.models.headers.structure import RopeSpec, Structure
 
-__all__ = ["read_header", "ModelHeader", "RopeSpec", "TensorInfo"]
+__all__ = ["read_header", "ModelHeader", "RopeSpec", "Structure", "TensorInfo"]

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face directory -> shape, rope, token ids. Llama family, text part of a nested config."""
+"""config.json of a Hugging Face directory -> shape, rope, structure, token ids; the text part of a nested config."""
 
 from __future__ import annotations
 
@@ -8,18 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
-from inferloop.core.shape import ModelShape
+from inferloop.core.shape import Experts, ModelShape
+from inferloop.models.headers.families import FAMILIES, Family, family_of_config
 from inferloop.models.headers.fields import Fields
-from inferloop.models.headers.header import FAMILIES, RopeKind, RopeSpec
+from inferloop.models.headers.structure import Activation, RopeSpec, Structure
 
-_ROPE_KINDS: dict[str, RopeKind] = {
-    "default": "none",
-    "none": "none",
-    "linear": "linear",
-    "dynamic": "dynamic",
-    "yarn": "yarn",
-    "llama3": "llama3",
-}
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_MAX_LAYERS = 10_000
+_UNCOMPUTED = (
+    "use_bidirectional_attention",
+    "attention_sink",
+    "attention_sinks",
+    "attention_chunk_size",
+    "attention_multiplier",
+    "attn_temperature_tuning",
+    "clip_qkv",
+    "embedding_multiplier",
+    "logit_scale",
+    "logits_scaling",
+    "no_rope_layers",
+    "residual_multiplier",
+    "router_scaling_factor",
+    "shared_expert_intermediate_size",
+)
+"""Keys by which relatives of these architectures compute something else. Set to nothing, they change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +40,10 @@ class ConfigFacts:
 
     shape: ModelShape
     rope: RopeSpec
+    structure: Structure
     norm_eps: float
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    sliding_window: int | None
     raw: Mapping[str, object]
 
 
@@ -49,43 +61,52 @@ def read_json_object(path: Path) -> dict[str, object]:
 
 
 def read_config(path: Path) -> ConfigFacts:
-    """Raises ModelFileError for a family we do not run or values that make no sense."""
+    """Raises ModelFileError for a family we do not run, values that make no sense, or words that we do not compute."""
     raw = read_json_object(path)
     nested = raw.get("text_config")
     text = {**raw, **nested} if isinstance(nested, dict) else raw
-    fields = Fields(text, path)
-    family = fields.text("model_type")
-    if family not in FAMILIES:
-        raise ModelFileError(f"{path}: model_type {family!r} is not supported (supported: {', '.join(FAMILIES)})")
+    model_type = Fields(text, path).text("model_type")
+    family = family_of_config(model_type)
+    if family is None:
+        raise ModelFileError(f"{path}: model_type {model_type!r} is not supported (supported: {', '.join(FAMILIES)})")
+    fields = Fields({**family.defaults, **text}, path)
     if fields.raw("quantization_config") is not None:
         raise ModelFileError(f"{path}: quantization_config is not supported; use unquantized weights or a GGUF file")
-    activation = fields.text("hidden_act") or "silu"
-    if activation not in ("silu", "swish"):
-        raise fields.fail("hidden_act", f"{activation!r} is not supported (silu is)")
+    fields.refuse(*_UNCOMPUTED)
     shape = _shape(fields, family)
-    window = fields.raw("sliding_window")
-    windowed = window is not None and fields.flag("use_sliding_window", family == "mistral")
+    rope, structure = family.read_config(fields, shape)
+    _check_activation(fields, structure)
     return ConfigFacts(
         shape=shape,
-        rope=_rope(fields, text, path, shape),
+        rope=rope,
+        structure=structure,
         norm_eps=fields.real("rms_norm_eps"),
         bos_token_id=fields.token_id("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
-        sliding_window=fields.count("sliding_window") if windowed else None,
         raw=raw,
     )
 
 
-def _shape(fields: Fields, family: str) -> ModelShape:
+def _check_activation(fields: Fields, structure: Structure) -> None:
+    key = "hidden_act" if fields.raw("hidden_activation") is None else "hidden_activation"
+    name = fields.text(key) or "silu"
+    if _ACTIVATIONS.get(name) != structure.activation:
+        raise fields.fail(key, f"{name!r} is not supported ({structure.activation} is)")
+
+
+def _shape(fields: Fields, family: Family) -> ModelShape:
     hidden, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads", default=num_heads)
     if fields.raw("head_dim") is None and hidden % num_heads:
         raise fields.fail("hidden_size", f"is {hidden}, not divisible by {num_heads} heads")
     if num_heads % num_kv_heads:
         raise fields.fail("num_key_value_heads", f"is {num_kv_heads}, which does not divide {num_heads} heads")
+    num_layers = fields.count("num_hidden_layers")
+    if num_layers > _MAX_LAYERS:  # before anything of that length is built
+        raise fields.fail("num_hidden_layers", f"is {num_layers}, more than {_MAX_LAYERS}")
     return ModelShape(
-        architecture=family,
-        num_layers=fields.count("num_hidden_layers"),
+        architecture=family.name,
+        num_layers=num_layers,
         hidden_size=hidden,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -94,38 +115,21 @@ def _shape(fields: Fields, family: str) -> ModelShape:
         vocab_size=fields.count("vocab_size"),
         context_length=fields.count("max_position_embeddings"),
         tied_embeddings=fields.flag("tie_word_embeddings", False),
+        experts=_experts(fields, num_layers) if family.has_experts else None,
     )
 
 
-def _rope(fields: Fields, text: Mapping[str, object], path: Path, shape: ModelShape) -> RopeSpec:
-    """Both spellings: `rope_theta` with `rope_scaling`, and the newer single `rope_parameters`."""
-    newer = text.get("rope_parameters")
-    scaling = newer if newer is not None else text.get("rope_scaling")
-    if scaling is None:
-        scaling = {}
-    if not isinstance(scaling, dict):
-        raise fields.fail("rope_scaling", "is not an object")
-    rope = Fields(scaling, path)
-    name = rope.text("rope_type") or rope.text("type") or "default"
-    if name not in _ROPE_KINDS:
-        raise fields.fail("rope_scaling", f"has the unsupported type {name!r} (supported: {', '.join(_ROPE_KINDS)})")
-    kind = _ROPE_KINDS[name]
-    factor = rope.real("factor", 1.0 if kind == "none" else None)
-    if factor <= 0:
-        raise fields.fail("rope_scaling", f"has the factor {factor}")
-    partial = rope.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0))
-    dim = int(shape.head_dim * partial)
-    if not 0 < dim <= shape.head_dim or dim % 2:
-        raise fields.fail("partial_rotary_factor", f"gives {dim} rotated dimensions of {shape.head_dim}")
-    return RopeSpec(
-        theta=rope.real("rope_theta", fields.real("rope_theta", 10000.0)),
-        dim=dim,
-        kind=kind,
-        factor=factor,
-        original_context_length=rope.count("original_max_position_embeddings", shape.context_length),
-        low_freq_factor=rope.real("low_freq_factor", 1.0),
-        high_freq_factor=rope.real("high_freq_factor", 4.0),
-        beta_fast=rope.real("beta_fast", 32.0),
-        beta_slow=rope.real("beta_slow", 1.0),
-        attention_factor=rope.real("attention_factor") if rope.raw("attention_factor") is not None else None,
+def _experts(fields: Fields, num_layers: int) -> Experts:
+    named = "num_experts" if fields.raw("num_experts") is not None else "num_local_experts"
+    num, per_token = fields.count(named), fields.count("num_experts_per_tok", 2)
+    if per_token > num:
+        raise fields.fail("num_experts_per_tok", f"is {per_token}, of {num} experts")
+    step, dense = fields.count("decoder_sparse_step", 1), fields.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(i) is not int for i in dense):
+        raise fields.fail("mlp_only_layers", "is not a list of layers")
+    return Experts(
+        num=num,
+        per_token=per_token,
+        ffn_size=fields.count("moe_intermediate_size", fields.count("intermediate_size")),
+        layers=frozenset(i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense),
     )

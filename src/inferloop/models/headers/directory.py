@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
 from inferloop.models.headers.config_json import ConfigFacts, read_config, read_json_object
 from inferloop.models.headers.fields import Fields
-from inferloop.models.headers.header import ModelHeader, TensorInfo, check_tensors, stored_precision
+from inferloop.models.headers.header import ModelHeader, TensorInfo, stored_precision
 from inferloop.models.headers.safetensors import read_safetensors
+from inferloop.models.headers.tensors import check_tensors
 
 _INDEX = "model.safetensors.index.json"
 _TEXT_PREFIXES = (
@@ -17,6 +19,13 @@ _TEXT_PREFIXES = (
     ("language_model.lm_head.", "lm_head."),
 )
 """Where multimodal checkpoints keep the text decoder."""
+_EXPERT_NAMES = (
+    (re.compile(r"\.block_sparse_moe\."), ".mlp."),
+    (re.compile(r"(\.mlp\.experts\.\d+)\.w1\."), r"\1.gate_proj."),
+    (re.compile(r"(\.mlp\.experts\.\d+)\.w3\."), r"\1.up_proj."),
+    (re.compile(r"(\.mlp\.experts\.\d+)\.w2\."), r"\1.down_proj."),
+)
+"""Mixtral's own names of what Qwen3 calls otherwise."""
 
 
 def read_directory(path: Path) -> ModelHeader:
@@ -28,7 +37,7 @@ def read_directory(path: Path) -> ModelHeader:
         raise ModelFileError(
             f"{path}: config.json says {shape.num_layers} layers, the files hold {len(tensors)} tensors"
         )
-    check_tensors(path, shape, tensors)
+    check_tensors(path, shape, facts.structure, tensors)
     templates = _chat_templates(path)
     return ModelHeader(
         shape=shape,
@@ -41,7 +50,7 @@ def read_directory(path: Path) -> ModelHeader:
         chat_template=templates.get("default"),
         tool_chat_template=templates.get("tool_use"),
         name=path.name,
-        sliding_window=facts.sliding_window,
+        structure=facts.structure,
         metadata=facts.raw,
     )
 
@@ -82,6 +91,8 @@ def _canonical(name: str) -> str:
     for prefix, replacement in _TEXT_PREFIXES:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
+    for pattern, replacement in _EXPERT_NAMES:
+        name = pattern.sub(replacement, name)
     return name
 
 

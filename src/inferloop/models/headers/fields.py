@@ -24,6 +24,25 @@ class Fields:
         """The value, or None when absent."""
         return self._values.get(self._prefix + key)
 
+    def keys(self) -> set[str]:
+        """All there are, without regard to the prefix."""
+        return set(self._values)
+
+    def within(self, key: str) -> Fields:
+        """The object under a key; an empty one when absent."""
+        value = self.raw(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.fail(key, "is not an object")
+        return Fields(value, self._file)
+
+    def refuse(self, *keys: str) -> None:
+        """Raises for the first of these that is set, to anything but nothing: its meaning is not computed here."""
+        for key in keys:
+            if self.raw(key):
+                raise self.fail(key, f"is {repr(self.raw(key))[:80]}, which is not supported")
+
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number from 1 to 2^32."""
         value = self.raw(key)
@@ -55,6 +74,17 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.fail(key, self._wrong(value, "a finite number"))
         return float(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.real(key, default)
+        if value <= 0:
+            raise self.fail(key, f"is {value}, not above 0")
+        return value
+
+    def optional_positive(self, key: str) -> float | None:
+        """The same, or None when absent."""
+        return None if self.raw(key) is None else self.positive(key)
 
     def text(self, key: str) -> str | None:
         value = self.raw(key)

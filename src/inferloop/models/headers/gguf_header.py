@@ -4,64 +4,72 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
-from inferloop.core.shape import ModelShape
+from inferloop.core.shape import Experts, ModelShape
+from inferloop.models.headers.families import FAMILIES, Family, family_of_gguf
 from inferloop.models.headers.fields import Fields
-from inferloop.models.headers.gguf import GgufFile, read_gguf_file
-from inferloop.models.headers.header import (
-    FAMILIES,
-    ModelHeader,
-    RopeKind,
-    RopeSpec,
-    TensorInfo,
-    check_tensors,
-    stored_precision,
-)
+from inferloop.models.headers.gguf import GgufFile, GgufTensor, read_gguf_file
+from inferloop.models.headers.header import ModelHeader, TensorInfo, stored_precision
+from inferloop.models.headers.structure import RopeKind, RopeSpec
+from inferloop.models.headers.tensors import check_tensors
 
 _LAYER = re.compile(r"^blk\.(\d{1,6})\.(\w+)\.(weight|bias)$")
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _OTHER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output.weight": "lm_head.weight",
     "output_norm.weight": "model.norm.weight",
 }
-_INTERLEAVED_FAMILIES = ("llama", "mistral")
-"""The converter permutes q and k of these, because ggml rotates neighbouring pairs for them."""
+_HARMLESS: dict[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.scale": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.temperature_length": (0,),
+    "embedding_scale": (0.0, 1.0),
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "router_logit_softcapping": (0.0,),
+}
+"""Keys by which relatives of these architectures compute something else, and the values with which they do not."""
+_READ_ELSEWHERE = {"attn_rot_embd"}
+"""Tables that old files keep in each layer."""
+_MIN_EXPERT_BYTES = 512
+"""About what an entry for it takes: a file of many tiny ones would fill the memory."""
 
 
 def read_gguf(path: Path) -> ModelHeader:
     """Raises ModelFileError for a damaged file or an architecture that is not of the llama family."""
     file = read_gguf_file(path)
     general = Fields(file.metadata, path)
-    family = general.text("general.architecture")
-    if family not in FAMILIES:
-        raise ModelFileError(f"{path}: architecture {family!r} is not supported (supported: {', '.join(FAMILIES)})")
-    if general.raw(f"{family}.expert_count"):
-        raise ModelFileError(f"{path}: mixture-of-experts models are not supported")
+    architecture = general.text("general.architecture")
+    family = family_of_gguf(architecture, has_experts=bool(general.raw(f"{architecture}.expert_count")))
+    if family is None:
+        known = ", ".join(dict.fromkeys(f.gguf_architecture for f in FAMILIES.values()))
+        experts = " with experts" if architecture in known.split(", ") else ""
+        raise ModelFileError(f"{path}: architecture {architecture!r}{experts} is not supported (supported: {known})")
     if general.raw("split.count") not in (None, 0, 1):
         raise ModelFileError(f"{path}: one part of a split model; merge the parts into one file first")
+    fields = Fields(file.metadata, path, f"{architecture}.")
+    for key, harmless in _HARMLESS.items():
+        if fields.raw(key) not in (None, *harmless):
+            raise fields.fail(key, f"is {repr(fields.raw(key))[:80]}, which is not supported")
     shape = _shape(file, family)
+    rope = _rope(file, family, shape)
+    structure = family.read_gguf(fields, shape, rope)
     tensors = _tensors(file, family, shape)
-    check_tensors(path, shape, tensors)
+    check_tensors(path, shape, structure, tensors)
     eos = (general.token_id(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot", "eom"))
     return ModelHeader(
         shape=shape,
-        rope=_rope(file, family, shape),
-        norm_eps=general.real(f"{family}.attention.layer_norm_rms_epsilon"),
+        rope=rope,
+        norm_eps=fields.real("attention.layer_norm_rms_epsilon"),
         tensors=tensors,
         stored_precision=stored_precision(tensors),
         bos_token_id=general.token_id("tokenizer.ggml.bos_token_id"),
@@ -69,13 +77,14 @@ def read_gguf(path: Path) -> ModelHeader:
         chat_template=general.text("tokenizer.chat_template"),
         tool_chat_template=general.text("tokenizer.chat_template.tool_use"),
         name=general.text("general.name"),
+        structure=structure,
         license=general.text("general.license"),
         metadata=file.metadata,
     )
 
 
-def _shape(file: GgufFile, family: str) -> ModelShape:
-    fields = Fields(file.metadata, file.path, f"{family}.")
+def _shape(file: GgufFile, family: Family) -> ModelShape:
+    fields = Fields(file.metadata, file.path, f"{family.gguf_architecture}.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelFileError(f"{file.path}: tensor token_embd.weight is missing or not a matrix")
@@ -93,7 +102,7 @@ def _shape(file: GgufFile, family: str) -> ModelShape:
     if not any(kv_heads) or any(k and num_heads % k for k in kv_heads):
         raise fields.fail("attention.head_count_kv", f"does not divide the {num_heads} query heads")
     return ModelShape(
-        architecture=family,
+        architecture=family.name,
         num_layers=num_layers,
         hidden_size=hidden,
         num_heads=num_heads,
@@ -104,11 +113,25 @@ def _shape(file: GgufFile, family: str) -> ModelShape:
         context_length=fields.count("context_length"),
         tied_embeddings="output.weight" not in file.tensors,
         kv_heads_per_layer=kv_heads if len(set(kv_heads)) > 1 else None,
+        experts=_experts(file, fields, num_layers) if family.has_experts else None,
     )
 
 
-def _rope(file: GgufFile, family: str, shape: ModelShape) -> RopeSpec:
-    fields = Fields(file.metadata, file.path, f"{family}.rope.")
+def _experts(file: GgufFile, fields: Fields, num_layers: int) -> Experts:
+    """Which layers have them is told by the tensors alone."""
+    num, per_token = fields.count("expert_count"), fields.count("expert_used_count")
+    if per_token > num:
+        raise fields.fail("expert_used_count", f"is {per_token}, of {num} experts")
+    return Experts(
+        num=num,
+        per_token=per_token,
+        ffn_size=fields.count("expert_feed_forward_length", fields.same_count("feed_forward_length", num_layers)),
+        layers=frozenset(i for i in range(num_layers) if f"blk.{i}.ffn_gate_inp.weight" in file.tensors),
+    )
+
+
+def _rope(file: GgufFile, family: Family, shape: ModelShape) -> RopeSpec:
+    fields = Fields(file.metadata, file.path, f"{family.gguf_architecture}.rope.")
     kind = fields.text("scaling.type") or "none"
     factor = fields.real("scaling.factor", fields.real("scale_linear", 1.0))
     if fields.raw("scaling.type") is None and factor != 1.0:
@@ -120,7 +143,7 @@ def _rope(file: GgufFile, family: str, shape: ModelShape) -> RopeSpec:
     dim = fields.count("dimension_count", default=shape.head_dim)
     if dim > shape.head_dim or dim % 2:
         raise fields.fail("dimension_count", f"is {dim}, of heads of {shape.head_dim}")
-    if dim < shape.head_dim and family in _INTERLEAVED_FAMILIES:  # whose rows are put right a whole head at a time
+    if dim < shape.head_dim and family.gguf_interleaved:  # whose rows are put right a whole head at a time
         raise fields.fail("dimension_count", f"is {dim}, less than heads of {shape.head_dim}, which is not supported")
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None and factors.shape != (dim // 2,):
@@ -138,21 +161,37 @@ def _rope(file: GgufFile, family: str, shape: ModelShape) -> RopeSpec:
     )
 
 
-def _tensors(file: GgufFile, family: str, shape: ModelShape) -> dict[str, TensorInfo]:
+def _tensors(file: GgufFile, family: Family, shape: ModelShape) -> dict[str, TensorInfo]:
     out: dict[str, TensorInfo] = {}
     for tensor in file.tensors.values():
-        found = _LAYER.match(tensor.name)
-        heads = 0
-        if found and found[2] in _LAYER_NAMES:
-            layer = int(found[1])
-            name = f"model.layers.{layer}.{_LAYER_NAMES[found[2]]}.{found[3]}"
-            if family in _INTERLEAVED_FAMILIES and layer < shape.num_layers:
-                heads = {"attn_q": shape.num_heads, "attn_k": shape.kv_heads[layer]}.get(found[2], 0)
-        else:
-            name = _OTHER_NAMES.get(tensor.name, tensor.name)
-        if name in out:
-            raise ModelFileError(f"{file.path}: two tensors are called {name}")
-        out[name] = TensorInfo(
-            name, tensor.dtype, tensor.shape, file.path, tensor.offset, tensor.num_bytes, interleaved_heads=heads
-        )
+        for info in _named(tensor, file, family, shape):
+            if info.name in out:
+                raise ModelFileError(f"{file.path}: two tensors are called {info.name}")
+            out[info.name] = info
     return out
+
+
+def _named(tensor: GgufTensor, file: GgufFile, family: Family, shape: ModelShape) -> Iterator[TensorInfo]:
+    """A tensor under the name that Hugging Face gives it; of stacked experts, each of them."""
+    found = _LAYER.match(tensor.name)
+    whole = TensorInfo(tensor.name, tensor.dtype, tensor.shape, file.path, tensor.offset, tensor.num_bytes)
+    if not found:
+        yield replace(whole, name=_OTHER_NAMES.get(tensor.name, tensor.name))
+        return
+    layer, part = int(found[1]), found[2]
+    name = f"model.layers.{layer}.{family.gguf_names.get(part, part)}.{found[3]}"
+    if "{}" in name:
+        yield from _each_expert(whole, name, file, shape)
+    elif part not in _READ_ELSEWHERE:
+        heads = {"attn_q": shape.num_heads, "attn_k": shape.kv_heads[layer] if layer < shape.num_layers else 0}
+        yield replace(whole, name=name, interleaved_heads=heads.get(part, 0) if family.gguf_interleaved else 0)
+
+
+def _each_expert(whole: TensorInfo, name: str, file: GgufFile, shape: ModelShape) -> Iterator[TensorInfo]:
+    num = shape.experts.num if shape.experts else 0
+    if len(whole.shape) != 3 or whole.shape[0] != num or whole.num_bytes < num * _MIN_EXPERT_BYTES:
+        raise ModelFileError(f"{file.path}: tensor {whole.name} has shape {whole.shape}, not that of {num} experts")
+    each = whole.num_bytes // num
+    for e in range(num):
+        offset = whole.offset + e * each
+        yield replace(whole, name=name.format(e), shape=whole.shape[1:], offset=offset, num_bytes=each)

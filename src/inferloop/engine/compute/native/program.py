@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,8 @@ def check_runs(header: ModelHeader) -> None:
     shape = header.shape
     if len(set(shape.kv_heads)) > 1:
         raise ModelFileError("the native runner needs the same number of KV heads in every layer")
+    for name in uncomputed_parts(header):
+        raise ModelFileError(f"the native runner has no {name}")
     if shape.head_dim % 16:
         raise ModelFileError(f"the native runner needs heads of a multiple of 16, these are of {shape.head_dim}")
     widths = {
@@ -46,6 +49,23 @@ def check_runs(header: ModelHeader) -> None:
     for name, width in widths.items():
         if width % 32:
             raise ModelFileError(f"the native runner needs a multiple of 32 for {name}, which is {width}")
+
+
+def uncomputed_parts(header: ModelHeader) -> Iterator[str]:
+    """What the model has and the kernels have not."""
+    structure = header.structure
+    parts = {
+        "experts": header.shape.experts is not None,
+        "soft cap of scores": structure.attention_softcap is not None,
+        "soft cap of logits": structure.final_softcap is not None,
+        "rotary base of local layers": structure.local_rope is not None,
+        "norms behind attention and feed-forward": structure.output_norms,
+        "scale of the embedding": structure.embedding_scale != 1.0,
+        "scale of queries": structure.query_scale is not None,
+        "gated unit but silu": structure.activation != "silu",
+        "offset of the norms": structure.norm_offset != 0.0,
+    }
+    yield from (name for name, has in parts.items() if has)
 
 
 def program_of(header: ModelHeader, num_positions: int, rope_factors: NDArray[np.float32] | None) -> Program:
@@ -62,7 +82,7 @@ def program_of(header: ModelHeader, num_positions: int, rope_factors: NDArray[np
         vocab_size=shape.vocab_size,
         norm_eps=header.norm_eps,
         attention_scale=1 / math.sqrt(shape.head_dim),
-        windows=(header.sliding_window or 0,) * shape.num_layers,
+        windows=tuple(header.structure.window(i) or 0 for i in range(shape.num_layers)),
         cos=np.ascontiguousarray(cos),
         sin=np.ascontiguousarray(sin),
     )

@@ -80,7 +80,7 @@ class NativeRunner:
                     "block_size": BLOCK_SIZE,
                     "shape": shape,
                     "rope": header.rope,
-                    "window": header.sliding_window,
+                    "structure": header.structure,
                     "norm_eps": header.norm_eps,
                 }
             ),

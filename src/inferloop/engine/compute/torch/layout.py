@@ -25,6 +25,7 @@ def block_layout(revision: str, header: ModelHeader, config: TorchConfig, contex
             "block_size": config.block_size,
             "shape": header.shape,
             "rope": header.rope,
+            "structure": header.structure,
             "norm_eps": header.norm_eps,
             "context_length": context_length,
             "device": device.type,

@@ -1,4 +1,4 @@
-"""A Llama-family decoder over the rows of a step: RMSNorm, rotary grouped-query attention, SwiGLU.
+"""A decoder over the rows of a step, put together as its header's structure says.
 
 Everything but attention treats rows one by one. In deterministic mode those parts run in tiles of exactly TILE_ROWS
 rows (zero rows fill the last), so that the kernels see one shape whatever the batch is, and a row's result does not
@@ -8,6 +8,7 @@ depend on how many neighbours it has.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,8 +16,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from inferloop.core.shape import ModelShape
-from inferloop.engine.compute.torch.rope import apply_rope
+from inferloop.engine.compute.torch.layers.rope import apply_rope
 from inferloop.engine.compute.torch.weights import LayerWeights, ModelWeights
+from inferloop.models.headers import Structure
 
 TILE_ROWS = 16
 
@@ -27,26 +29,48 @@ class Attend(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What the rows' queries and keys are rotated by: cos and sin, each (rows, 1, rotated dimensions). `local`: those
+    of layers with a window, where they have their own."""
+
+    all: tuple[Tensor, Tensor]
+    local: tuple[Tensor, Tensor] | None = None
+
+    def padded(self, num_rows: int) -> Turns:
+        """With so many rows of zeros more."""
+
+        def pad(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            return F.pad(pair[0], (0, 0, 0, 0, 0, num_rows)), F.pad(pair[1], (0, 0, 0, 0, 0, num_rows))
+
+        return Turns(pad(self.all), None if self.local is None else pad(self.local))
+
+
+def softcapped(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else torch.tanh(x / cap) * cap
+
+
 class Decoder:
     """Pure function of its weights; keeps no state between calls."""
 
-    def __init__(self, weights: ModelWeights, shape: ModelShape, norm_eps: float, *, tiled: bool) -> None:
-        self._weights, self._shape, self._eps, self._tiled = weights, shape, norm_eps, tiled
+    def __init__(self, weights: ModelWeights, shape: ModelShape, structure: Structure, *, tiled: bool) -> None:
+        self._weights, self._shape, self._structure, self._tiled = weights, shape, structure, tiled
         self._num_q, self._num_kv = shape.num_heads, shape.kv_heads[0]
         self._in_buckets = weights.head.packed
 
-    def hidden(
-        self, token_ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend, between: Callable[[], None]
-    ) -> Tensor:
-        """Last hidden states before the final norm, (rows, hidden). cos and sin: (rows, 1, rotated dimensions).
-        `between` is called between parts of the work, and may end it by raising."""
+    def hidden(self, token_ids: Tensor, turns: Turns, attend: Attend, between: Callable[[], None]) -> Tensor:
+        """Last hidden states before the final norm, (rows, hidden). `between` is called between parts of the work, and
+        may end it by raising."""
         num_rows = len(token_ids)
         if padding := self._num_padding_rows(num_rows):
             token_ids = F.pad(token_ids, (0, padding))
-            cos, sin = F.pad(cos, (0, 0, 0, 0, 0, padding)), F.pad(sin, (0, 0, 0, 0, 0, padding))
+            turns = turns.padded(padding)
         x = F.embedding(token_ids, self._weights.embedding)
+        if self._structure.embedding_scale != 1.0:
+            x = x * torch.tensor(self._structure.embedding_scale, dtype=x.dtype)
         for i, layer in enumerate(self._weights.layers):
             between()
+            cos, sin = turns.local if turns.local is not None and self._structure.is_local(i) else turns.all
             qkv = self._rowwise(lambda x, cos, sin, layer=layer: self._qkv(layer, x, cos, sin), x, cos, sin)
             q, k, v = torch.split(qkv, [self._num_q, self._num_kv, self._num_kv], 1)
             attended = attend(i, q[:num_rows], k[:num_rows], v[:num_rows])
@@ -61,7 +85,7 @@ class Decoder:
         num_rows = len(hidden)
         if self._tiled:
             hidden = F.pad(hidden, (0, 0, 0, -num_rows % TILE_ROWS))
-        return self._rowwise(self._norm, hidden)[:num_rows]
+        return self._rowwise(self._weights.norm, hidden)[:num_rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, vocab) in the weights' dtype."""
@@ -85,28 +109,22 @@ class Decoder:
 
     def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(rows, q heads + 2 * kv heads, head_dim): queries and keys rotated, values as they are."""
-        normed = F.rms_norm(x, (x.shape[-1],), layer.input_norm, self._eps)
-        qkv: Tensor = torch.unflatten(layer.qkv(normed), -1, (-1, self._shape.head_dim))
+        qkv: Tensor = torch.unflatten(layer.qkv(layer.input_norm(x)), -1, (-1, self._shape.head_dim))
         num_rotated = self._num_q + self._num_kv
         rotated = qkv[:, :num_rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = torch.split(rotated, [self._num_q, self._num_kv], 1)
-            dim = (self._shape.head_dim,)
-            rotated = torch.cat(
-                [F.rms_norm(q, dim, layer.q_norm, self._eps), F.rms_norm(k, dim, layer.k_norm, self._eps)], 1
-            )
+            rotated = torch.cat([layer.q_norm(q), layer.k_norm(k)], 1)
         qkv[:, :num_rotated] = apply_rope(rotated, cos, sin)
         return qkv
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, feed-forward, residual."""
-        x = x + layer.out(attended)
-        normed = F.rms_norm(x, (x.shape[-1],), layer.post_norm, self._eps)
-        gate, up = layer.gate_up(normed).chunk(2, -1)
-        return x + layer.down(F.silu(gate) * up)
+        projected = layer.out(attended)
+        x = x + (projected if layer.attended_norm is None else layer.attended_norm(projected))
+        fed = layer.feed_forward(layer.ffn_norm(x))
+        return x + (fed if layer.ffn_out_norm is None else layer.ffn_out_norm(fed))
 
     def _head(self, hidden: Tensor) -> Tensor:
-        return self._weights.head(self._norm(hidden))
-
-    def _norm(self, hidden: Tensor) -> Tensor:
-        return F.rms_norm(hidden, (hidden.shape[-1],), self._weights.norm, self._eps)
+        logits: Tensor = self._weights.head(self._weights.norm(hidden))
+        return softcapped(logits, self._structure.final_softcap)

@@ -12,19 +12,20 @@ from torch import Tensor
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.engine.compute.room import check_room, no_room
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
-from inferloop.engine.compute.torch.attention import PagedCache, StepAttention, TiledAttention
+from inferloop.engine.compute.torch.attention import AttentionSpec, StepAttention, TiledAttention
+from inferloop.engine.compute.torch.cache import PagedCache
 from inferloop.engine.compute.torch.config import TorchConfig
+from inferloop.engine.compute.torch.layers.rope import rope_tables
 from inferloop.engine.compute.torch.layout import block_layout
-from inferloop.engine.compute.torch.model import Decoder
+from inferloop.engine.compute.torch.model import Decoder, Turns
 from inferloop.engine.compute.torch.prompts import Scores, add_up, read_scores, rows_to_pool, score
-from inferloop.engine.compute.torch.rope import rope_tables
 from inferloop.engine.compute.torch.sampler import SampleRows, in_parts, logprobs_of, sample, sample_rows
 from inferloop.engine.compute.torch.weights import ModelWeights, Progress, load_weights
 from inferloop.engine.schedule.step import Int64, StepPlan, StepResult, TokenLogprob
-from inferloop.models.headers import ModelHeader
+from inferloop.models.headers import ModelHeader, RopeSpec
 from inferloop.models.resolve import ModelFiles
 
-REVISION = "1"
+REVISION = "2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class TorchRunner:
         """`weights` are in the dtype and on the device of `config`. Use `load` for model files."""
         shape, dtype = header.shape, config.torch_dtype
         self._device = torch.device(config.device)
-        context_length = min(shape.context_length, header.sliding_window or shape.context_length)
+        context_length = shape.context_length
         block_bytes = shape.kv_bytes_per_token(config.dtype) * config.block_size
         num_blocks = config.num_blocks or int(config.kv_memory_bytes // block_bytes)
         if num_blocks < 1:
@@ -72,11 +73,12 @@ class TorchRunner:
         except torch.OutOfMemoryError as problem:
             raise no_room(int(num_blocks * block_bytes), str(problem)) from problem
         num_positions = min(context_length, num_blocks * config.block_size)
-        cos, sin = rope_tables(header.rope, num_positions, context_length, weights.rope_factors)
-        self._cos = cos.to(self._device, dtype)[:, None]
-        self._sin = sin.to(self._device, dtype)[:, None]
-        self._decoder = Decoder(weights, shape, header.norm_eps, tiled=config.deterministic)
+        local = header.structure.local_rope
+        self._turns = self._table(header.rope, num_positions, context_length, weights.rope_factors, dtype)
+        self._local_turns = None if local is None else self._table(local, num_positions, context_length, None, dtype)
+        self._decoder = Decoder(weights, shape, header.structure, tiled=config.deterministic)
         self._attention = TiledAttention if config.deterministic else StepAttention
+        self._attention_spec = AttentionSpec.of(header)
         self._submitted: _Submitted | StepPlan | None = None
         """A plan alone when its step was given up."""
         revision = f"{REVISION}+torch{torch.__version__}"
@@ -114,7 +116,9 @@ class TorchRunner:
         except (RuntimeError, AssertionError) as problem:
             raise EnvironmentLacksError(f"torch cannot use the device {config.device!r}: {problem}") from problem
         with torch.inference_mode():
-            weights = load_weights(files.header, dtype=dtype, device=device, progress=progress)
+            weights = load_weights(
+                files.header, dtype=dtype, device=device, tiled=config.deterministic, progress=progress
+            )
             return cls(files.header, weights, config)
 
     @property
@@ -181,10 +185,19 @@ class TorchRunner:
             self._cache.copy(pairs)
         if plan.loads is not None:
             self._cache.load(plan.loads.blocks[0], np.stack(plan.loads.data))
-        attend = self._attention(self._cache, plan, positions, self._device)
+        attend = self._attention(self._cache, self._attention_spec, plan, positions, self._device)
         token_ids = torch.from_numpy(plan.token_ids.astype(np.int64)).to(self._device)
         where = torch.from_numpy(positions.astype(np.int64)).to(self._device)
-        return self._decoder.hidden(token_ids, self._cos[where], self._sin[where], attend, between)
+        (cos, sin), local = self._turns, self._local_turns
+        turns = Turns((cos[where], sin[where]), None if local is None else (local[0][where], local[1][where]))
+        return self._decoder.hidden(token_ids, turns, attend, between)
+
+    def _table(
+        self, spec: RopeSpec, num_positions: int, context_length: int, factors: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin by position, each (positions, 1, rotated dimensions)."""
+        cos, sin = rope_tables(spec, num_positions, context_length, factors)
+        return cos.to(self._device, dtype)[:, None], sin.to(self._device, dtype)[:, None]
 
     def _sample(
         self, hidden: Tensor, plan: StepPlan, rows: SampleRows, between: Callable[[], None], *, in_one: bool
