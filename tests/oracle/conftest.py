@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -233,12 +234,22 @@ def divergence(
 
 
 @pytest.fixture(scope="session")
-def assert_same(twin: Any) -> Callable[..., None]:
-    """assert_same(prompts, got, expected, near_tie): the answers are equal, or leave the expected ones where the
-    reference itself all but hesitates, both tokens within `near_tie` of its best logit. All of those are logged."""
+def assert_same(twin: Any, assert_same_as: Callable[..., None]) -> Callable[..., None]:
+    """`assert_same_as` the real model's twin."""
+    return functools.partial(assert_same_as, twin)
+
+
+@pytest.fixture(scope="session")
+def assert_same_as() -> Callable[..., None]:
+    """assert_same_as(twin, prompts, got, expected, near_tie): the answers are equal, or leave the expected ones where
+    the reference itself all but hesitates, both tokens within `near_tie` of its best logit. All of those are logged."""
 
     def check(
-        prompts: Sequence[tuple[int, ...]], got: Sequence[list[int]], expected: Sequence[list[int]], near_tie: float
+        twin: Any,
+        prompts: Sequence[tuple[int, ...]],
+        got: Sequence[list[int]],
+        expected: Sequence[list[int]],
+        near_tie: float,
     ) -> None:
         assert len(got) == len(expected) == len(prompts)
         triples = enumerate(zip(prompts, got, expected, strict=True))

@@ -7,7 +7,7 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 _FILE = Path(__file__).with_name("models.toml")
@@ -23,8 +23,26 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Wheel:
+    """A pinned wheel of a package index, and what of it is wanted. `requirement` is `name==version`."""
+
+    requirement: str
+    sha256: str
+    num_bytes: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What whoever fetches a model agrees to."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class KnownModel:
-    """One file inside one pinned wheel of a package index. `wheel` is `name==version`; sha256 are lower-case hex."""
+    """One file, whole or in parts inside pinned wheels; sha256 are lower-case hex."""
 
     name: str
     display_name: str
@@ -34,19 +52,20 @@ class KnownModel:
     stored_precision: str
     license: str
     homepage: str
-    wheel: str
-    wheel_sha256: str
-    wheel_bytes: int
-    member: str
+    wheels: tuple[Wheel, ...]
+    """Whose members make up the file, in this order."""
+    file_name: str
     file_sha256: str
     file_bytes: int
     sources: Mapping[str, Source]
     """Field name -> where its value comes from."""
+    terms: Terms | None = None
+    """None: the license asks nothing of who only fetches."""
 
     @property
-    def file_name(self) -> str:
-        """The member's name without folders."""
-        return PurePosixPath(self.member).name
+    def wheel_bytes(self) -> int:
+        """Of all wheels."""
+        return sum(wheel.num_bytes for wheel in self.wheels)
 
 
 @functools.cache
@@ -64,6 +83,9 @@ def read_models(data: Mapping[str, Any]) -> dict[str, KnownModel]:
 
 def _model(name: str, entry: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Source]) -> KnownModel:
     values = {key: fact["value"] for key, fact in entry.items()}
+    values["wheels"] = tuple(Wheel(**wheel) for wheel in values["wheels"])
+    if "terms" in values:
+        values["terms"] = Terms(**values["terms"])
     model = KnownModel(name=name, sources={key: sources[fact["source"]] for key, fact in entry.items()}, **values)
     for field in fields(KnownModel):
         value = getattr(model, field.name)

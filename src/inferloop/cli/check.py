@@ -98,7 +98,8 @@ def _here(contract: Contract) -> list[Finding]:
     except InferloopError as error:
         text = str(error).removeprefix("model.precision: ")
         found.append(Finding("warning", "precision-not-here", "model.precision", text))
-    if contract.model.id not in known_models():  # a name of the catalogue is fetched when it is needed
+    known = known_models().get(contract.model.id)
+    if known is None or known.terms is not None:  # other names of the catalogue are fetched when they are needed
         try:
             resolve(contract.model.id)
         except InferloopError as error:

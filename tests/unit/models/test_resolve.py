@@ -30,7 +30,7 @@ def test_a_misspelt_name_gets_the_nearest_one() -> None:
 
 
 def test_an_unknown_name_lists_what_is_known() -> None:
-    with pytest.raises(UsageError, match=r"known: smollm2-135m-instruct; the path of a directory"):
+    with pytest.raises(UsageError, match=r"known: gemma3-270m, smollm2-135m-instruct; the path of a directory"):
         resolve("gpt-17")
 
 
