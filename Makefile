@@ -38,7 +38,7 @@ test: setup
 check: setup
 	scripts/check
 
-peers: setup  # for `python -m lab.peers.run`
+peers: setup  # for `python -m lab.peers.run` and `python -m lab.load_generators.run`
 	lab/peers/install
 
 clean:

@@ -7,7 +7,9 @@
  *   /whole   a stream of 64 tokens, all in one write
  *   /fast    a stream of 64 tokens, each in a write of its own, as fast as it can
  *   /paced   the first token 20 ms after the request, then one every 5 ms, each at its instant however late the last was
- * Without such a beginning: /fast for a body that asks for a stream, else /plain. GETs are answered as /v1/models.
+ * Without such a beginning: /fast for a body that asks for a stream, else /plain. GETs are answered as /v1/models, but
+ *   /rows    what it saw since the last /rows: three 64-bit numbers in this machine's order for each request, which are
+ *            the instants (CLOCK_MONOTONIC, ns) at which it was whole, the first token went out and the last bytes did
  * It ends when its standard input does, so that it never outlives whoever started it.
  */
 #define _GNU_SOURCE
@@ -26,12 +28,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TOKENS = 64, MAX_FD = 65536, IN_BYTES = 1 << 16, FIRST_NS = 20000000, GAP_NS = 5000000 };
+enum { TOKENS = 64, MAX_FD = 65536, IN_BYTES = 1 << 16, MAX_ROWS = 1 << 20, FIRST_NS = 20000000, GAP_NS = 5000000 };
 
 struct conn {
   int fd, used, skip; /* skip: bytes of a long body still to be read past */
   int left;           /* frames of a paced stream still to be sent */
   uint64_t due, id;
+  uint32_t row, turn; /* where its request is noted, and since which /rows */
   char *in;
 };
 struct entry {
@@ -44,7 +47,13 @@ struct queue {
   uint32_t head, tail;
 };
 
+struct row {
+  uint64_t whole, first, end;
+};
+
 static struct conn conns[MAX_FD];
+static struct row *rows;
+static uint32_t num_rows, turn;
 static struct queue firsts, gaps;
 static uint64_t next_id = 1;
 static char plain[2048], whole[1 << 16], models[2048], head[256];
@@ -114,15 +123,35 @@ static int put(struct conn *c, const char *data, size_t n) {
   return 1;
 }
 
+static struct row *row_of(struct conn *c) {
+  static struct row none;
+  return c->turn == turn && c->row < MAX_ROWS ? &rows[c->row] : &none;
+}
+
+static void put_rows(struct conn *c) {
+  size_t n = (num_rows < MAX_ROWS ? num_rows : MAX_ROWS) * sizeof *rows;
+  char start[128];
+  if (put(c, start, sprintf(start, "HTTP/1.1 200 OK\r\ncontent-length: %zu\r\n\r\n", n))) put(c, (char *)rows, n);
+  memset(rows, 0, n);
+  num_rows = 0;
+  turn++;
+}
+
 static void answer(struct conn *c, const char *request, size_t n) {
   const char *path = memchr(request, ' ', n);
+  if (path && !strncmp(request, "GET", 3) && !strncmp(path + 1, "/rows", 5)) { put_rows(c); return; }
   if (!path || !strncmp(request, "GET", 3)) { put(c, models, models_n); return; }
   path++;
+  c->row = num_rows++;
+  c->turn = turn;
+  struct row *row = row_of(c);
+  row->whole = row->first = now_ns();
   int streamed = memmem(request, n, "\"stream\":true", 13) || memmem(request, n, "\"stream\": true", 14);
   if (!strncmp(path, "/paced", 6)) {
-    c->due = now_ns() + FIRST_NS;
+    c->due = row->whole + FIRST_NS;
     c->left = TOKENS;
     put(c, head, head_n) ? push(&firsts, c->fd) : (void)0;
+    return;
   } else if (!strncmp(path, "/whole", 6)) {
     put(c, whole, whole_n);
   } else if (!strncmp(path, "/plain", 6) || (strncmp(path, "/fast", 5) && !streamed)) {
@@ -133,6 +162,7 @@ static void answer(struct conn *c, const char *request, size_t n) {
       if (!put(c, frame, frame_n)) return;
     put(c, last, last_n);
   }
+  row->end = now_ns();
 }
 
 /* Whole requests in what has been read. Bodies longer than the buffer are read past: only their beginning is looked at. */
@@ -166,12 +196,13 @@ static void run_queue(struct queue *q, uint64_t now, int limit) {
     struct conn *c = &conns[e.fd];
     if (c->id != e.id || !c->left) continue;
     if (c->due > now) return;
+    if (c->left == TOKENS) row_of(c)->first = now_ns();
     if (!put(c, frame, frame_n)) continue;
     if (--c->left) {
       c->due += GAP_NS;
       push(&gaps, c->fd);
-    } else {
-      put(c, last, last_n);
+    } else if (put(c, last, last_n)) {
+      row_of(c)->end = now_ns();
     }
   }
 }
@@ -199,6 +230,7 @@ int main(int argc, char **argv) {
   make_answers();
   firsts.at = calloc(MAX_FD, sizeof *firsts.at);
   gaps.at = calloc(MAX_FD, sizeof *gaps.at);
+  rows = calloc(MAX_ROWS, sizeof *rows);
   int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), one = 1, poll = epoll_create1(0);
   struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(argc > 1 ? atoi(argv[1]) : 0)};
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

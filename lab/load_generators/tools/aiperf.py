@@ -1,0 +1,33 @@
+"""AIPerf. How long a request waited after its credit is all it tells of lateness: a credit may be late itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from lab.load_generators.load import NUM_TOKENS, Command, Task, Told, peer
+
+
+class AiPerf:
+    name = "aiperf"
+    rates: Mapping[str, float] = {"plain": 520, "whole": 280, "fast": 280, "paced": 240}
+
+    def command(self, task: Task) -> Command:
+        load = task.load
+        argv = [peer("aiperf", "aiperf"), "profile", "--model", "lab", "--url", task.base_url]
+        argv += ["--endpoint-type", "chat", *(["--streaming"] if load.is_streamed else [])]
+        argv += ["--tokenizer", task.tokenizer, "--use-server-token-count", "--isl", "20", "--osl", str(NUM_TOKENS)]
+        argv += ["--request-count", str(task.count), "--num-prompts", "100", "--random-seed", str(task.seed)]
+        if load.rate:
+            argv += ["--request-rate", str(load.rate), "--arrival-pattern", "poisson"]
+        else:
+            argv += ["--concurrency", str(load.users)]
+        argv += ["--workers-max", "1", "--record-processors", "1", "--ui", "none"]
+        argv += ["--no-gpu-telemetry", "--no-server-metrics", "--artifact-dir", str(task.folder)]
+        return Command(argv)
+
+    def told(self, task: Task) -> Told:
+        row = json.loads((task.folder / "profile_export_aiperf.json").read_text())
+        ttft = row.get("time_to_first_token", {})
+        late = row["credit_to_start_latency"]["p99"] if task.load.rate else None
+        return Told(ttft.get("p50"), ttft.get("p99"), late)

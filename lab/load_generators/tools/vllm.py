@@ -1,0 +1,36 @@
+"""vllm bench serve: its module, as its command asks for a distribution that the CPU build of vLLM is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from lab.load_generators.load import NUM_TOKENS, Command, Task, Told, peer
+
+_MAIN = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
+class VllmBench:
+    name = "vllm bench serve"
+    rates: Mapping[str, float] = {"whole": 1_700, "fast": 1_600, "paced": 800}
+
+    def command(self, task: Task) -> Command:
+        load = task.load
+        argv = [peer("vllm"), "-c", _MAIN, "--backend", "openai-chat", "--base-url", task.base_url]
+        argv += ["--endpoint", "/v1/chat/completions", "--model", "lab", "--tokenizer", task.tokenizer]
+        argv += ["--dataset-name", "random", "--random-input-len", "20", "--random-output-len", str(NUM_TOKENS)]
+        argv += ["--num-prompts", str(task.count), "--seed", str(task.seed), "--disable-tqdm"]
+        argv += ["--request-rate", str(load.rate)] if load.rate else ["--max-concurrency", str(load.users)]
+        argv += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,95,99"]
+        argv += ["--save-result", "--result-dir", str(task.folder), "--result-filename", "result.json"]
+        return Command(argv)
+
+    def told(self, task: Task) -> Told:
+        row = json.loads((task.folder / "result.json").read_text())
+        return Told(row["p50_ttft_ms"], row["p99_ttft_ms"])
