@@ -46,8 +46,8 @@ Row = dict[str, Any]
 
 
 def count_of(tool: Tool, load: Load, seconds: float) -> int:
-    """Requests of a window."""
-    return round((load.rate or tool.rates[load.name]) * seconds)
+    """Requests of a window: a closed loop begins and ends with fewer than its users in flight."""
+    return round(load.rate * seconds) if load.rate else round(tool.rates[load.name] * seconds) + load.users
 
 
 def measure(tool: Tool, load: Load, server: NullServer, cores: tuple[int, int], seconds: float, seed: int) -> Row:

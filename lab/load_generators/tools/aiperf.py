@@ -10,7 +10,7 @@ from lab.load_generators.load import NUM_TOKENS, Command, Task, Told, peer
 
 class AiPerf:
     name = "aiperf"
-    rates: Mapping[str, float] = {"plain": 520, "whole": 280, "fast": 280, "paced": 240}
+    rates: Mapping[str, float] = {"plain": 520, "whole": 280, "fast": 280, "paced": 450}
 
     def command(self, task: Task) -> Command:
         load = task.load

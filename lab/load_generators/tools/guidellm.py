@@ -11,7 +11,7 @@ from lab.load_generators.load import NUM_TOKENS, Command, Task, Told, peer
 
 class GuideLlm:
     name = "guidellm"
-    rates: Mapping[str, float] = {"plain": 260, "whole": 230, "fast": 230, "paced": 150}
+    rates: Mapping[str, float] = {"plain": 260, "whole": 230, "fast": 230, "paced": 160}
 
     def command(self, task: Task) -> Command:
         load = task.load

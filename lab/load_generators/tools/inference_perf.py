@@ -11,7 +11,7 @@ from lab.load_generators.load import Command, Task, Told, peer
 
 class InferencePerf:
     name = "inference-perf"
-    rates: Mapping[str, float] = {"plain": 770, "whole": 520, "fast": 520, "paced": 380}
+    rates: Mapping[str, float] = {"plain": 1_400, "whole": 700, "fast": 700, "paced": 650}
 
     def command(self, task: Task) -> Command:
         load = task.load

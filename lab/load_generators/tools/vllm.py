@@ -18,7 +18,7 @@ main(parser.parse_args())
 
 class VllmBench:
     name = "vllm bench serve"
-    rates: Mapping[str, float] = {"whole": 1_700, "fast": 1_600, "paced": 800}
+    rates: Mapping[str, float] = {"whole": 1_700, "fast": 1_600, "paced": 1_000}
 
     def command(self, task: Task) -> Command:
         load = task.load
