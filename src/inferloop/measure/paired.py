@@ -160,7 +160,7 @@ def decide(seen: Sequence[Seen], *, num_compared: int | None = None) -> list[Dif
         floor = noise_floor(s.scatter, s.self_scatter, risk)
         change = s.b - s.a
         certain = s.interval is not None and not s.interval.low <= 0.0 <= s.interval.high
-        beyond = abs(change) > floor and abs(change) > LEAST_SHARE * abs(s.a)
+        beyond = abs(change) > floor and (math.isinf(change) or abs(change) > LEAST_SHARE * abs(s.a))
         called: Call = ("more" if change > 0 else "less") if certain and beyond else "none"
         out.append(Difference(s.figure, s.a, s.b, s.interval, floor, called, len(s.scatter)))
     return out

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from inferloop.core.slo import Slo
-from inferloop.measure.paired import Difference, Pair, decide, noise_floor, see
+from inferloop.measure.bootstrap import Interval
+from inferloop.measure.paired import Difference, Figure, Pair, Seen, decide, noise_floor, see
 from inferloop.measure.pareto import dominated_by
 from inferloop.measure.timing import Chunk, RequestTiming
 
@@ -96,3 +97,12 @@ def test_pareto() -> None:
     assert dominated_by([]) == []
     with pytest.raises(ValueError, match="unequal"):
         dominated_by([(1.0,), (1.0, 2.0)])
+
+
+def test_a_side_that_has_no_number_at_all_is_called_either_way() -> None:
+    """Where one service failed so often that its percentile is infinite."""
+    figure = Figure("ttft_ms", 0.95)
+    for a, b, called in ((50.0, math.inf, "more"), (math.inf, 50.0, "less")):
+        change = Interval(b - a, b - a, 0.95, 12)
+        (found,) = decide([Seen(figure, a, b, change, (b - a, b - a), (1.0, -1.0))])
+        assert (found.called, found.better) == (called, called == "less")
