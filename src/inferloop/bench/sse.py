@@ -18,7 +18,7 @@ class EventParser:
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Data of the events that this piece completes."""
-        if self._first_line and piece:
+        if self._first_line and piece and not self._line:
             self._first_line = piece[:1] == b"\xef"  # else no byte order mark can begin here
         events: list[bytes] = []
         if 13 in piece or self._after_cr or self._first_line:

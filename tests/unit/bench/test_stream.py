@@ -96,6 +96,15 @@ def test_data_lines_come_back_in_any_line_ending(lines: list[str], ending: str) 
     assert not parser.unfinished
 
 
+def test_a_byte_order_mark_may_be_cut_anywhere() -> None:
+    whole = b"\xef\xbb\xbfdata: a\n\n"
+    for cut in range(len(whole)):
+        for second in range(cut, len(whole)):
+            parser = EventParser()
+            pieces = whole[:cut], whole[cut:second], whole[second:]
+            assert [event for piece in pieces for event in parser.feed(piece)] == [b"a"], pieces
+
+
 def test_the_servers_own_count_wins() -> None:
     result = read(
         [
