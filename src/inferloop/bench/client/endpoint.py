@@ -31,6 +31,12 @@ class Endpoint:
             complete = False
         if not complete:
             raise UsageError(f"not an http(s) URL: {self.url!r}")
+        if not (self.url.isascii() and self.url.isprintable()) or " " in self.url:
+            raise UsageError(f"{self.url!r}: a URL is printable ASCII without spaces; write the name as xn--...")
+        if parts.username is not None:
+            raise UsageError(f"{self.host}: a user's name would not be sent; an API key is")
+        if parts.query or parts.fragment:
+            raise UsageError(f"{self.url}: {parts.query or parts.fragment!r} would not be sent")
         if self.insecure and (not self.is_tls or self.ca_file is not None):
             raise UsageError(f"{self.url}: no certificate is judged there that could be waved through")
         if self.ca_file is not None and not self.is_tls:
