@@ -137,8 +137,10 @@ class _Window:
         o, target = self._options, self._target
         options = replace(
             o,
+            num_senders=1,
+            sender_cores=(),
             max_in_flight=None if o.max_in_flight is None else _part(o.max_in_flight, number, o.num_senders),
-            max_connections=max(1, _part(o.max_connections, number, o.num_senders)),
+            max_connections=_part(o.max_connections, number, o.num_senders),
             num_connections=_part(o.num_connections, number, o.num_senders),
         )
         return Job(

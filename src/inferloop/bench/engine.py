@@ -84,6 +84,7 @@ class Engine:
         self._now_ns = time.monotonic_ns
         self._in_flight: dict[Exchange, None] = {}  # in the order of their sends
         self._sending, self._is_pumping = True, False
+        self._over = asyncio.Event()
         self._armed_ns: int | None = None
         self._num_started = self._num_stale = self._num_bytes_sent = 0
         self._gauge_ns = self._integral = 0
@@ -101,7 +102,6 @@ class Engine:
     async def run(self, start_ns: int) -> EngineReport:
         """Send from `start_ns` on and wait for the answers. Cancelling it censors what is in flight."""
         loop = self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = loop.create_future()
         num_before = self._pool.num_late
         with quiet_collector() as pauses_ns:
             self._start_ns = self._quiet_ns = start_ns
@@ -114,7 +114,8 @@ class Engine:
             try:
                 if self._items:
                     self._arm()
-                    await self._over
+                    self._check_over()
+                    await self._over.wait()
             finally:
                 self.stop("cut")
                 self._timer.close()
@@ -152,7 +153,7 @@ class Engine:
         )
 
     def stop(self, how: Stop) -> None:
-        """End the window early."""
+        """End the window early, also one that has not begun."""
         if self._sending:
             self._sending = False
             self._quiet_ns = self._now_ns()
@@ -222,14 +223,14 @@ class Engine:
             self._pool.open_for(partial(self._connected, exchange))
         return exchange, connection
 
-    def _connected(self, exchange: Exchange, connection: Connection | None, error: str, detail: str) -> None:
+    def _connected(self, exchange: Exchange, connection: Connection | None, error: str, detail: str) -> bool:
         if exchange.done:
-            if connection is not None:
-                self._pool.free(connection)
-        elif connection is None:
+            return False
+        if connection is None:
             exchange.fail(error, detail)
         else:
             exchange.start(connection)
+        return True
 
     def send_again(self, exchange: Exchange) -> None:
         self._num_stale += 1
@@ -249,8 +250,8 @@ class Engine:
         self._check_over()
 
     def _check_over(self) -> None:
-        if not self._in_flight and (not self._sending or self._agenda.finished) and not self._over.done():
-            self._over.set_result(None)
+        if not self._in_flight and (not self._sending or self._agenda.finished):
+            self._over.set()
 
     def _ticked(self) -> None:
         """What need not be exact: time-outs, the budget, the cut-off. How late it comes tells how busy the loop is."""

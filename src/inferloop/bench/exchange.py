@@ -10,7 +10,11 @@ import msgspec
 from inferloop.bench.client.connection import Connection
 from inferloop.bench.plain import PlainReader
 from inferloop.bench.stream import StreamReader, StreamResult
+from inferloop.core.units import NS_PER_S
 
+STALE_S = 1.0
+"""An idle connection that the server has closed shows within a round trip. One that is closed later had its request
+given up, which is the service's failure: sent again it would be hidden."""
 _MAX_EXCERPT = 300
 _ENDED_BY_ITSELF = (None, "empty_stream", "truncated")
 
@@ -107,7 +111,7 @@ class Exchange:
 
     def end(self, t_ns: int, problem: str | None, detail: str) -> None:
         self._connection = None
-        if problem == "stale" and not self._sent_again:
+        if problem == "stale" and not self._sent_again and monotonic_ns() - self.t_send_ns < STALE_S * NS_PER_S:
             self._sent_again = True
             self._owner.send_again(self)
             return

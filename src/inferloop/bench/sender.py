@@ -35,7 +35,7 @@ class _Link(asyncio.Protocol):
         self.job: asyncio.Future[Job] = loop.create_future()
         self.start_ns: asyncio.Future[int] = loop.create_future()
         self.engine: Engine | None = None
-        self._halt: Stop | None = None
+        self.halted: Stop | None = None
         self._frames = Frames()
         self._outbox = bytearray()
         self._num_ticks = 0
@@ -51,6 +51,7 @@ class _Link(asyncio.Protocol):
                 case Start(start_ns):
                     self.start_ns.set_result(start_ns)
                 case Halt(how):
+                    self.halted = how
                     if self.engine is not None:
                         self.engine.stop(how)
 
@@ -104,6 +105,8 @@ async def _send(sock: socket.socket) -> None:
     link.say(Ready())
     start_ns = await link.start_ns
     link.engine = engine
+    if link.halted is not None:  # before there was one to tell
+        engine.stop(link.halted)
     link.say(Report(await engine.run(start_ns)))
     await loop.create_future()  # until the other side has read it all and hangs up
 

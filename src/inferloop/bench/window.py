@@ -43,6 +43,9 @@ class DriveOptions:
     def __post_init__(self) -> None:
         if self.num_senders < 0 or self.max_connections < 1:
             raise UsageError("load needs a sender and a connection")
+        for what, count in (("requests in flight", self.max_in_flight), ("connections", self.max_connections)):
+            if count is not None and count < self.num_senders:
+                raise UsageError(f"{self.num_senders} senders cannot share {count} {what}")
         if self.sender_cores and len(self.sender_cores) != self.num_senders:
             raise UsageError(f"{len(self.sender_cores)} cores are named for {self.num_senders} senders")
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from inferloop.bench import exchange
 from inferloop.bench.agenda import in_chains
-from inferloop.bench.client.pool import failure_class
+from inferloop.bench.client.connection import Connection
+from inferloop.bench.client.pool import Pool, failure_class
 from inferloop.bench.drive import DriveOptions, DriveResult, Endpoint, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import Segment, TimedRequest
@@ -156,7 +158,9 @@ async def test_each_way_to_end(data: bytes, error: str | None) -> None:
     assert result.num_unsent == 0
 
 
-async def test_an_idle_connection_that_the_server_closed_is_replaced_once() -> None:
+async def test_an_idle_connection_that_the_server_closed_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "STALE_S", 60.0)  # however slow this machine is
+
     async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
         if number == 1:  # as if it had been idle for too long: no byte of an answer
             writer.close()
@@ -177,6 +181,64 @@ async def test_an_idle_connection_that_the_server_closed_is_replaced_once() -> N
         result = await run(plan(1), server)
     assert [t.error for t in result.timings] == ["truncated"]
     assert len(server.heads) == 2
+
+
+async def test_a_request_that_the_server_dropped_after_a_while_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle connection that had been closed already shows at once: later it was the request that was given up."""
+
+    async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        if number == 1:
+            await asyncio.sleep(0.1)
+            writer.close()
+        else:
+            writer.write(FRAMED)
+
+    monkeypatch.setattr(exchange, "STALE_S", 0.05)
+    async with serving(play) as server:
+        result = await run(plan(3), server)
+    assert [t.error for t in result.timings] == [None, "truncated", None]
+    assert result.senders[0].num_stale_retries == 0
+
+
+async def test_who_no_longer_waits_for_a_connection_is_passed_over() -> None:
+    """However many they are."""
+    async with serving(always(FRAMED)) as server:
+        pool = Pool(Endpoint(server.url), max_connections=1)
+        await pool.open(1)
+        connection = pool.take()
+        assert connection is not None
+        for _ in range(5000):
+            pool.open_for(lambda *_: False)
+        got: list[Connection | None] = []
+
+        def take(connection: Connection | None, _error: str, _detail: str) -> bool:
+            got.append(connection)
+            return True
+
+        pool.open_for(take)
+        pool.free(connection)
+        assert got == [connection]
+        assert pool.take() is None
+        pool.free(connection)
+        assert pool.take() is connection
+        await pool.close()
+
+
+async def test_who_waits_hears_that_no_connection_can_be_had() -> None:
+    async with serving(always(FRAMED)) as server:
+        url = server.url
+    pool = Pool(Endpoint(url), max_connections=1)
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    def hear(_connection: Connection | None, error: str, _detail: str) -> bool:
+        told.put_nowait(error)
+        return False
+
+    for _ in range(3):
+        pool.open_for(hear)
+    async with asyncio.timeout(60):
+        assert [await told.get() for _ in range(3)] == ["connect"] * 3
+    await pool.close()
 
 
 async def test_a_connection_lost_between_two_requests_is_not_used() -> None:

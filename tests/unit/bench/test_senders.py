@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import pytest
 from tests.unit.bench.test_connections import FRAMED, Server, always, run, serving
 
 from inferloop.bench.drive import DriveOptions, Endpoint, drive
+from inferloop.bench.engine import Item
 from inferloop.bench.messages import (
     Frames,
     FromSender,
     Halt,
+    Job,
     Ready,
     Refused,
     Start,
@@ -27,7 +30,7 @@ from inferloop.bench.messages import (
     framed,
 )
 from inferloop.bench.render import RenderedRequest
-from inferloop.bench.senders import _launch
+from inferloop.bench.senders import Sender, _launch
 from inferloop.core.errors import UsageError
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.units import NS_PER_MS
@@ -79,6 +82,14 @@ async def test_senders_share_a_plan_and_its_clock() -> None:
     assert children() == []
 
 
+async def test_senders_share_what_may_be_in_flight() -> None:
+    async with serving(always(FRAMED)) as server:
+        options = DriveOptions(num_senders=2, max_in_flight=2, max_connections=3, **PATIENT)
+        result = await drive(plan(20), Endpoint(server.url), options)
+    assert [t.error for t in result.timings] == [None] * 20
+    assert server.num_connections <= 3
+
+
 async def test_timings_need_not_be_kept() -> None:
     seen: list[RequestTiming] = []
     async with serving(always(FRAMED)) as server:
@@ -110,6 +121,23 @@ async def test_a_sender_that_dies_before_the_window_is_told_too(monkeypatch: pyt
     assert [t.error for t in result.timings] == ["client"] * 3
 
 
+async def test_a_sender_heeds_a_word_that_comes_before_it_has_begun() -> None:
+    items = [Item(0, 0, 3600.0, None, None, "/v1/chat/completions", b"{}")]
+    job = Job("http://127.0.0.1:9", None, None, False, DriveOptions(**PATIENT), None, bytes(16), items)
+    for is_ready in (True, False):
+        sender = Sender(lambda _: None)
+        await sender.start(job)
+        try:
+            async with asyncio.timeout(60):
+                if is_ready:
+                    await sender.ready
+                sender.begin(time.monotonic_ns())
+                sender.halt("cut")
+                assert (await sender.report).num_started == 0
+        finally:
+            await sender.close()
+
+
 async def test_cancelling_leaves_no_process() -> None:
     async def never(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
         came.set()
@@ -139,6 +167,10 @@ async def test_what_cannot_be_driven_is_refused_before_anything_starts() -> None
     endpoint = Endpoint("http://127.0.0.1:9")
     with pytest.raises(UsageError, match="core 4095"):
         await drive(plan(1), endpoint, DriveOptions(sender_cores=(4095,)))
+    with pytest.raises(UsageError, match="3 senders cannot share 2 requests in flight"):
+        DriveOptions(num_senders=3, max_in_flight=2)
+    with pytest.raises(UsageError, match="3 senders cannot share 2 connections"):
+        DriveOptions(num_senders=3, max_connections=2)
     with pytest.raises(UsageError, match="2 cores are named for 1"):
         DriveOptions(sender_cores=(0, 1))
     with pytest.raises(UsageError, match="number 0"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import ssl
 from collections import deque
 from collections.abc import Callable
 
@@ -16,8 +15,9 @@ _OUR_LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.
 _NUM_AT_ONCE = 32
 """Opening at a time: a server's queue of connections that it has not accepted yet may be as short as 128."""
 
-Got = Callable[[Connection | None, str, str], None]
-"""Called with a connection, or with an error class and a text."""
+Got = Callable[[Connection | None, str, str], bool]
+"""Called with a connection, or with an error class and a text. Returns whether it takes the connection, which who has
+given up in the meantime does not."""
 
 
 class Pool:
@@ -55,7 +55,6 @@ class Pool:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
-                connection.was_idle = True
                 return connection
         return None
 
@@ -69,18 +68,15 @@ class Pool:
         if not self.has_room:
             self.num_waits += 1
             self._waiting.append(got)
-            return
-        self.num_late += 1
-        task = asyncio.get_running_loop().create_task(self._open_one(got))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        else:
+            self._begin(got)
 
     def free(self, connection: Connection) -> None:
         """Of a connection: its answer is complete, and it can be used again."""
+        connection.was_idle = True
         while self._waiting and not connection.closed:
-            connection.was_idle = True
-            self._waiting.popleft()(connection, "", "")
-            return
+            if self._waiting.popleft()(connection, "", ""):
+                return
         self._idle.append(connection)
 
     def gone(self, connection: Connection) -> None:
@@ -88,9 +84,7 @@ class Pool:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        if self._waiting:
-            self.num_waits -= 1
-            self.open_for(self._waiting.popleft())
+        self._open_for_waiting()
 
     async def close(self) -> None:
         """Nobody may wait for an answer any more."""
@@ -105,6 +99,20 @@ class Pool:
         for _ in range(3):  # for the transports to say that they are gone
             await asyncio.sleep(0)
 
+    def _begin(self, got: Got) -> None:
+        self.num_late += 1
+        task = asyncio.get_running_loop().create_task(self._open_one(got))
+        self._tasks.add(task)
+        task.add_done_callback(self._begun)
+
+    def _begun(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._open_for_waiting()  # nobody frees a connection that could not be opened
+
+    def _open_for_waiting(self) -> None:
+        while self._waiting and self.has_room:
+            self._begin(self._waiting.popleft())
+
     async def _open_one(self, got: Got) -> None:
         try:
             connection = await self._connect()
@@ -112,7 +120,8 @@ class Pool:
             got(None, failure_class(error), f"{self._endpoint.url}: {error}")
             return
         connection.was_idle = False
-        got(connection, "", "")
+        if not got(connection, "", ""):
+            self.free(connection)
 
     async def _connect(self) -> Connection:
         """Raises OSError, TimeoutError included."""
@@ -151,5 +160,4 @@ class Pool:
 
 def failure_class(error: OSError) -> str:
     """Running out of ports or descriptors, and names that mean nothing here, are our own fault, not the server's."""
-    ours = error.errno in _OUR_LIMITS or (isinstance(error, socket.gaierror) and not isinstance(error, ssl.SSLError))
-    return "client" if ours else "connect"
+    return "client" if error.errno in _OUR_LIMITS or isinstance(error, socket.gaierror) else "connect"
