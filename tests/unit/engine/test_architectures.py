@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from inferloop.models.resolve import open_files
 RandomModel = Callable[..., Any]
 Variant = tuple[str, dict[str, Any]]
 
+ISAS: tuple[Any, ...] = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
+WITH_EXPERTS = ("mixtral", "qwen3_moe")
 PROMPT = tuple(np.random.default_rng(1).integers(3, 131, 90).tolist())
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 40, "sliding_window": 24, "pad_token_id": 0}
 GEMMA3 = {
@@ -73,8 +76,11 @@ def load(path: Path, **options: Any) -> TorchRunner:
     return TorchRunner.load(open_files("tiny", path), TorchConfig(**(defaults | options)))
 
 
-def run(runner: TorchRunner, budget: int, max_tokens: int = 1) -> tuple[torch.Tensor, list[int]]:
-    """Logits of every position computed in steps of at most `budget` tokens, and the greedy answer."""
+def run(
+    runner: Any, budget: int, max_tokens: int = 1, num_logprobs: int | None = None
+) -> tuple[torch.Tensor, list[int], list[float]]:
+    """Logits of every position computed in steps of at most `budget` tokens, the greedy answer, and its
+    log-probabilities."""
     info = runner.info
     scheduler = Scheduler(
         ScheduleConfig(
@@ -85,16 +91,18 @@ def run(runner: TorchRunner, budget: int, max_tokens: int = 1) -> tuple[torch.Te
             max_step_tokens=budget,
         )
     )
-    scheduler.add(SequenceSpec("a", PROMPT, Sampling(temperature=0.0, max_tokens=max_tokens)))
-    logits, tokens = list[torch.Tensor](), list[int]()
+    wanted = Sampling(temperature=0.0, max_tokens=max_tokens, num_logprobs=num_logprobs)
+    scheduler.add(SequenceSpec("a", PROMPT, wanted))
+    logits, tokens, logprobs = list[torch.Tensor](), list[int](), list[float]()
     while scheduler.request_ids:
         plan = scheduler.schedule()
         assert plan is not None
-        logits.append(runner.logits(plan))
+        logits.append(torch.as_tensor(runner.logits(plan)))
         runner.submit(plan)
         for update in scheduler.commit(plan, runner.wait()):
             tokens += update.token_ids
-    return torch.cat(logits), tokens
+            logprobs += [value.chosen for value in update.logprobs or ()]
+    return torch.cat(logits), tokens, logprobs
 
 
 def logits_of(model: Any) -> torch.Tensor:
@@ -123,6 +131,52 @@ def test_logits_and_greedy_text_equal_transformers(variant: str, random_model: R
     answer = answer[0, len(PROMPT) :].tolist()
     assert len(set(answer)) > 1 or variant == "llama"
     assert run(load(tmp_path), 64, max_tokens=40)[1] == answer
+
+
+@pytest.mark.parametrize("variant", [name for name, (family, _) in VARIANTS.items() if family not in WITH_EXPERTS])
+def test_the_native_runner_computes_the_same(variant: str, random_model: RandomModel, tmp_path: Path) -> None:
+    """But for keys and values in bf16, which is what the bounds are for; to the bit, however the prompt is cut. What is
+    sampled from is what `logits` tells."""
+    _native = pytest.importorskip("inferloop.engine.compute.native._native")
+    from inferloop.engine.compute.native.config import NativeConfig
+    from inferloop.engine.compute.native.runner import NativeRunner
+
+    family, config = VARIANTS[variant]
+    expected = logits_of(random_model(tmp_path, family, **config))
+    scale, files = float(expected.std()), open_files("tiny", tmp_path)
+    chosen = float(torch.log_softmax(expected[-1], -1).max())
+    for isa in ISAS[: ISAS.index(_native.best_isa()) + 1]:
+        wanted = NativeConfig(weights="fp32", num_blocks=64, num_threads=2, isa=isa)
+        runner = NativeRunner.load(files, wanted, cache_dir=tmp_path / "cache")
+        whole, *others = (run(runner, budget)[0] for budget in (len(PROMPT), 7, 1))
+        assert float((whole - expected).abs().max()) < 0.03 * scale, isa
+        assert all(torch.equal(other, whole) for other in others)
+        assert run(runner, 64, num_logprobs=0)[2] == [pytest.approx(chosen, abs=0.03 * scale)]
+
+
+def test_gains_are_packed_as_the_architecture_has_them(random_model: RandomModel, tmp_path: Path) -> None:
+    """Beside each other, since the weights' digest does not know of which they are."""
+    pytest.importorskip("inferloop.engine.compute.native._native")
+    from inferloop.engine.compute.native.pack import pack_model
+
+    random_model(tmp_path, "gemma3_text", **GEMMA3)
+    header = read_header(tmp_path)
+    plain = replace(header, structure=replace(header.structure, norm_offset=0.0))
+    gains = [
+        pack_model(one, "fp32", digest="0" * 64, cache_dir=tmp_path / "cache").vectors["layers.0.fed_norm"]
+        for one in (header, plain, header)
+    ]
+    np.testing.assert_array_equal(gains[0], gains[1] + 1)
+    np.testing.assert_array_equal(gains[0], gains[2])
+
+
+def test_what_the_native_runner_has_no_kernels_for_is_named(random_model: RandomModel, tmp_path: Path) -> None:
+    pytest.importorskip("inferloop.engine.compute.native._native")
+    from inferloop.engine.compute.native.program import check_runs
+
+    random_model(tmp_path, "mixtral", **MIXTRAL)
+    with pytest.raises(ModelFileError, match="native runner has no experts"):
+        check_runs(read_header(tmp_path))
 
 
 @pytest.mark.parametrize("variant", ["mistral", "gemma2", "gemma3", "mixtral", "qwen3_moe"])

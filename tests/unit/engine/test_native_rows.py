@@ -148,6 +148,16 @@ def test_gated_beyond_all_bounds(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("cap", [1.0, 30.0])
+def test_soften(isa: str, cap: float) -> None:
+    sizes = np.exp2(np.linspace(-120, 120, 16 * 256)).astype(np.float32)
+    x = np.concatenate([np.linspace(-9 * cap, 9 * cap, 16 * 4096, dtype=np.float32), sizes, -sizes])
+    got = rows.soften(isa, x, cap)[0]
+    assert np.abs(got - cap * np.tanh(x.astype(np.float64) / cap)).max() <= 2**-22 * cap
+    same_bits(got, rows.soften("scalar", x, cap)[0])
+
+
+@pytest.mark.parametrize("isa", LEVELS)
 @settings(max_examples=40, deadline=None)
 @given(half=st.integers(0, 70), rest=st.integers(0, 9), seed=SEEDS)
 def test_rotate(isa: str, half: int, rest: int, seed: int) -> None:

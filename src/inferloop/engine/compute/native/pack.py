@@ -74,7 +74,9 @@ def pack_into_cache(
     too, for a cache that cannot be written."""
     plan = plan_packing(header, weights)
     layout = plan.layout
-    path = cache_root(cache_dir) / "packed" / f"{digest[:32]}-{weights}-{LAYOUT}.bin"
+    # Which the architecture says, and not the weights that the digest is of.
+    added = "-gains" if header.structure.norm_offset else ""
+    path = cache_root(cache_dir) / "packed" / f"{digest[:32]}-{weights}{added}-{LAYOUT}.bin"
     found = read_packed(path, layout)
     if found is not None:
         return found
@@ -139,7 +141,7 @@ def _fill(plan: PackPlan, weights: Weights, buffer: NDArray[np.uint8], progress:
 
 def _pack_vector(plan: VectorPlan, buffer: NDArray[np.uint8]) -> None:
     parts = [np.zeros(part, np.float32) if isinstance(part, int) else read_tensor(part) for part in plan.parts]
-    values = np.concatenate(parts)[plan.order]
+    values = np.concatenate(parts)[plan.order] + np.float32(plan.added)
     buffer[plan.offset_bytes : plan.offset_bytes + values.nbytes].view(np.float32)[:] = values
 
 

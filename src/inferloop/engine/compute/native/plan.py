@@ -15,7 +15,7 @@ from inferloop.engine.compute.native.config import Weights
 from inferloop.engine.compute.native.packed import GROUP, Format, PackedMatrix, PackLayout
 from inferloop.engine.compute.native.tiles import aligned, group_matrix, plain_matrix
 from inferloop.engine.compute.stored import check_readable, half_split
-from inferloop.models.headers import ModelHeader, TensorInfo
+from inferloop.models.headers import ModelHeader, Structure, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,12 @@ class MatrixPlan:
 
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
-    """The same of vectors; where a part is a number, so many zeros."""
+    """The same of vectors, and then `added` to them; where a part is a number, so many zeros."""
 
     offset_bytes: int
     parts: tuple[TensorInfo | int, ...]
     order: NDArray[np.int64]
+    added: float = 0.0
 
 
 @dataclass(slots=True)
@@ -66,39 +67,49 @@ def plan_packing(header: ModelHeader, weights: Weights) -> PackPlan:
     planner.matrix("embed", "model.embed_tokens")
     if not shape.tied_embeddings:
         planner.matrix("head", "lm_head")
-    planner.vector("norm", "model.norm.weight")
+    planner.norm("norm", "model.norm")
     if header.rope.factors_tensor:
         planner.vector("rope_factors", header.rope.factors_tensor)
     for i in range(shape.num_layers):
-        _layer(planner, f"layers.{i}.", f"model.layers.{i}.")
+        _layer(planner, f"layers.{i}.", f"model.layers.{i}.", header.structure)
     return planner.plan
 
 
-def _layer(planner: _Planner, to: str, prefix: str) -> None:
+def _layer(planner: _Planner, to: str, prefix: str, structure: Structure) -> None:
     """In the order in which a step reads them."""
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    planner.vector(to + "input_norm", prefix + "input_layernorm.weight")
+    after = prefix + "post_attention_layernorm"
+    planner.norm(to + "input_norm", prefix + "input_layernorm")
     planner.matrix(to + "qkv", *(attention + f"{part}_proj" for part in "qkv"))
-    planner.optional_vector(to + "q_norm", attention + "q_norm.weight")
-    planner.optional_vector(to + "k_norm", attention + "k_norm.weight")
+    planner.optional_norm(to + "q_norm", attention + "q_norm")
+    planner.optional_norm(to + "k_norm", attention + "k_norm")
     planner.matrix(to + "out", attention + "o_proj")
-    planner.vector(to + "post_norm", prefix + "post_attention_layernorm.weight")
+    if structure.output_norms:
+        planner.norm(to + "attended_norm", after)
+    planner.norm(to + "post_norm", prefix + "pre_feedforward_layernorm" if structure.output_norms else after)
     planner.matrix(to + "gate_up", mlp + "gate_proj", mlp + "up_proj", in_turn=True)
     planner.matrix(to + "down", mlp + "down_proj")
+    if structure.output_norms:
+        planner.norm(to + "fed_norm", prefix + "post_feedforward_layernorm")
 
 
 class _Planner:
     def __init__(self, header: ModelHeader, weights: Weights, plan: PackPlan) -> None:
         self.plan = plan
         self._tensors, self._head_dim, self._weights = header.tensors, header.shape.head_dim, weights
+        self._norm_offset = header.structure.norm_offset
 
     def vector(self, name: str, stored: str) -> None:
         info = self._tensors[stored]
         self._vector(name, (info,), np.arange(info.shape[0]))
 
-    def optional_vector(self, name: str, stored: str) -> None:
-        if stored in self._tensors:
-            self.vector(name, stored)
+    def norm(self, name: str, module: str) -> None:
+        info = self._tensors[module + ".weight"]
+        self._vector(name, (info,), np.arange(info.shape[0]), self._norm_offset)
+
+    def optional_norm(self, name: str, module: str) -> None:
+        if module + ".weight" in self._tensors:
+            self.norm(name, module)
 
     def matrix(self, name: str, *modules: str, in_turn: bool = False) -> None:
         """`in_turn`: 32 outputs of the first, 32 of the second, and so on; else one after the other."""
@@ -125,8 +136,10 @@ class _Planner:
             filled = tuple(b if b is not None else w.shape[0] for b, w in zip(biases, parts, strict=True))
             self._vector(name + ".bias", filled, order)
 
-    def _vector(self, name: str, parts: tuple[TensorInfo | int, ...], order: NDArray[np.int64]) -> None:
-        self.plan.vectors[name] = VectorPlan(self.plan.num_bytes, parts, order)
+    def _vector(
+        self, name: str, parts: tuple[TensorInfo | int, ...], order: NDArray[np.int64], added: float = 0.0
+    ) -> None:
+        self.plan.vectors[name] = VectorPlan(self.plan.num_bytes, parts, order, added)
         self.plan.num_bytes += aligned(4 * len(order))
 
     def _row_numbers(self, parts: tuple[TensorInfo, ...]) -> Iterator[NDArray[np.int64]]:

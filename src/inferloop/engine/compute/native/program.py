@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +11,14 @@ from numpy.typing import NDArray
 from inferloop.core.errors import ModelFileError
 from inferloop.engine.compute.rope import rope_tables
 from inferloop.models.headers import ModelHeader
+from inferloop.models.headers.structure import Activation
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`windows`: of each layer, how many keys a query sees, itself included; 0: all. `cos` and `sin` by position, fp32
-    [positions][rotated dimensions / 2]."""
+    """`windows`: of each layer, how many keys a query sees, itself included; 0: all. `ropes`: of each layer, which of
+    the tables it rotates by. `cos` and `sin` by table and position, fp32 [tables][positions][rotated dimensions / 2].
+    Soft caps of 0 are none."""
 
     hidden_size: int
     num_heads: int
@@ -27,7 +28,12 @@ class Program:
     vocab_size: int
     norm_eps: float
     attention_scale: float
+    attention_softcap: float
+    final_softcap: float
+    embedding_scale: float
+    activation: Activation
     windows: tuple[int, ...]
+    ropes: tuple[int, ...]
     cos: NDArray[np.float32]
     sin: NDArray[np.float32]
 
@@ -37,8 +43,8 @@ def check_runs(header: ModelHeader) -> None:
     shape = header.shape
     if len(set(shape.kv_heads)) > 1:
         raise ModelFileError("the native runner needs the same number of KV heads in every layer")
-    for name in uncomputed_parts(header):
-        raise ModelFileError(f"the native runner has no {name}")
+    if shape.experts is not None:
+        raise ModelFileError("the native runner has no experts")
     if shape.head_dim % 16:
         raise ModelFileError(f"the native runner needs heads of a multiple of 16, these are of {shape.head_dim}")
     widths = {
@@ -51,28 +57,15 @@ def check_runs(header: ModelHeader) -> None:
             raise ModelFileError(f"the native runner needs a multiple of 32 for {name}, which is {width}")
 
 
-def uncomputed_parts(header: ModelHeader) -> Iterator[str]:
-    """What the model has and the kernels have not."""
-    structure = header.structure
-    parts = {
-        "experts": header.shape.experts is not None,
-        "soft cap of scores": structure.attention_softcap is not None,
-        "soft cap of logits": structure.final_softcap is not None,
-        "rotary base of local layers": structure.local_rope is not None,
-        "norms behind attention and feed-forward": structure.output_norms,
-        "scale of the embedding": structure.embedding_scale != 1.0,
-        "scale of queries": structure.query_scale is not None,
-        "gated unit but silu": structure.activation != "silu",
-        "offset of the norms": structure.norm_offset != 0.0,
-    }
-    yield from (name for name, has in parts.items() if has)
-
-
 def program_of(header: ModelHeader, num_positions: int, rope_factors: NDArray[np.float32] | None) -> Program:
     """For tokens at positions below `num_positions`. Raises ModelFileError as `check_runs`."""
     check_runs(header)
-    shape = header.shape
-    cos, sin = rope_tables(header.rope, num_positions, shape.context_length, rope_factors)
+    shape, structure = header.shape, header.structure
+    tables = [rope_tables(header.rope, num_positions, shape.context_length, rope_factors)]
+    if structure.local_rope is not None:
+        tables.append(rope_tables(structure.local_rope, num_positions, shape.context_length))
+    cos, sin = (np.stack(table) for table in zip(*tables, strict=True))
+    layers = range(shape.num_layers)
     return Program(
         hidden_size=shape.hidden_size,
         num_heads=shape.num_heads,
@@ -81,8 +74,13 @@ def program_of(header: ModelHeader, num_positions: int, rope_factors: NDArray[np
         ffn_size=shape.ffn_size,
         vocab_size=shape.vocab_size,
         norm_eps=header.norm_eps,
-        attention_scale=1 / math.sqrt(shape.head_dim),
-        windows=tuple(header.structure.window(i) or 0 for i in range(shape.num_layers)),
-        cos=np.ascontiguousarray(cos),
-        sin=np.ascontiguousarray(sin),
+        attention_scale=1 / math.sqrt(shape.head_dim) if structure.query_scale is None else structure.query_scale,
+        attention_softcap=structure.attention_softcap or 0.0,
+        final_softcap=structure.final_softcap or 0.0,
+        embedding_scale=structure.embedding_scale,
+        activation=structure.activation,
+        windows=tuple(structure.window(i) or 0 for i in layers),
+        ropes=tuple(int(structure.is_local(i)) for i in layers),
+        cos=cos,
+        sin=sin,
     )

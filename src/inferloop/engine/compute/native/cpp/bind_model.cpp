@@ -84,6 +84,10 @@ HeldModel::HeldModel(nb::handle packed, nb::handle program) {
   model.vocab_size = field<int>(program, "vocab_size");
   model.norm_eps = static_cast<float>(field<double>(program, "norm_eps"));
   model.attention_scale = static_cast<float>(field<double>(program, "attention_scale"));
+  model.attention_soft_cap = static_cast<float>(field<double>(program, "attention_softcap"));
+  model.final_soft_cap = static_cast<float>(field<double>(program, "final_softcap"));
+  model.embedding_scale = static_cast<float>(field<double>(program, "embedding_scale"));
+  model.activation = field<std::string>(program, "activation") == "silu" ? Activation::silu : Activation::gelu_tanh;
   const int hidden = model.hidden_size, ffn = model.ffn_size, dim = model.head_dim;
   require(dim % kTile == 0 && hidden % kGroup == 0 && model.q_size() % kGroup == 0 && ffn % kGroup == 0,
           "a head is a multiple of 16, rows of activations are multiples of 32");
@@ -93,9 +97,16 @@ HeldModel::HeldModel(nb::handle packed, nb::handle program) {
   model.embed = parts.matrix("embed", model.vocab_size, hidden);
   model.head = parts.has_matrix("head") ? parts.matrix("head", model.vocab_size, hidden) : model.embed;
   model.norm = parts.vector("norm", hidden);
-  const nb::object windows = program.attr("windows");
+  const nb::object cos = program.attr("cos"), windows = program.attr("windows"), ropes = program.attr("ropes");
+  const int num_ropes = nb::cast<int>(cos.attr("shape")[0]);
+  model.num_positions = nb::cast<int>(cos.attr("shape")[1]);
+  model.rope_dim = 2 * nb::cast<int>(cos.attr("shape")[2]);
+  require(model.rope_dim <= dim, "no more is rotated than a head has");
+  const size_t rope_size = static_cast<size_t>(model.num_positions) * (model.rope_dim / 2);
+  const float* all_cos = views.numbers<float>(cos, "cos", num_ropes * rope_size);
+  const float* all_sin = views.array<float>(program, "sin", num_ropes * rope_size);
   const int num_layers = static_cast<int>(length_of(windows));
-  require(num_layers > 0, "a model has layers");
+  require(num_layers > 0 && num_layers == static_cast<int>(length_of(ropes)), "a model has layers");
   for (int i = 0; i < num_layers; ++i) {
     const std::string prefix = "layers." + std::to_string(i);
     Layer layer;
@@ -105,19 +116,18 @@ HeldModel::HeldModel(nb::handle packed, nb::handle program) {
     layer.down = parts.matrix(prefix + ".down", hidden, ffn);
     layer.input_norm = parts.vector(prefix + ".input_norm", hidden);
     layer.post_norm = parts.vector(prefix + ".post_norm", hidden);
+    layer.attended_norm = parts.vector(prefix + ".attended_norm", hidden, true);
+    layer.fed_norm = parts.vector(prefix + ".fed_norm", hidden, true);
+    model.has_output_norms |= layer.attended_norm != nullptr || layer.fed_norm != nullptr;
     layer.q_norm = parts.vector(prefix + ".q_norm", dim, true);
     layer.k_norm = parts.vector(prefix + ".k_norm", dim, true);
     layer.window = nb::cast<int>(windows[i]);
+    const int rope = nb::cast<int>(ropes[i]);
+    require(rope >= 0 && rope < num_ropes, "a layer rotates by one of the tables");
+    layer.cos = all_cos + rope * rope_size;
+    layer.sin = all_sin + rope * rope_size;
     model.layers.push_back(layer);
   }
-
-  const nb::object cos = program.attr("cos");
-  model.num_positions = static_cast<int>(length_of(cos));
-  model.rope_dim = 2 * nb::cast<int>(cos.attr("shape")[1]);
-  const size_t size = static_cast<size_t>(model.num_positions) * (model.rope_dim / 2);
-  require(model.rope_dim <= dim, "no more is rotated than a head has");
-  model.cos = views.numbers<float>(cos, "cos", size);
-  model.sin = views.array<float>(program, "sin", size);
 }
 
 }  // namespace inferloop

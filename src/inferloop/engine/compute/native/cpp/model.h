@@ -15,10 +15,14 @@ struct Layer {
   Matrix gate_up;  // 32 outputs of gate and 32 of up in turn
   Matrix down;
   const float* input_norm = nullptr;  // [hidden_size]
-  const float* post_norm = nullptr;   // [hidden_size]
+  const float* post_norm = nullptr;   // [hidden_size], before gate_up
+  const float* attended_norm = nullptr;  // [hidden_size], of what `out` gives
+  const float* fed_norm = nullptr;       // [hidden_size], of what `down` gives
   const float* q_norm = nullptr;      // [head_dim]
   const float* k_norm = nullptr;      // [head_dim]
   int window = 0;                     // keys a query sees, itself included; 0: all
+  const float* cos = nullptr;         // rotary embedding by position, [num_positions][rope_dim / 2]
+  const float* sin = nullptr;
 };
 
 struct Model {
@@ -30,16 +34,17 @@ struct Model {
   int vocab_size = 0;
   float norm_eps = 0;
   float attention_scale = 0;
+  float attention_soft_cap = 0;  // scores become cap * tanh(score / cap); 0: none
+  float final_soft_cap = 0;      // the same of logits
+  float embedding_scale = 1;
   Activation activation = Activation::silu;
+  bool has_output_norms = false;
   std::vector<Layer> layers;
   Matrix embed;
   Matrix head;
   const float* norm = nullptr;  // [hidden_size]
-  // Rotary embedding by position, [num_positions][rope_dim / 2].
   int rope_dim = 0;
   int num_positions = 0;
-  const float* cos = nullptr;
-  const float* sin = nullptr;
 
   int q_size() const { return num_heads * head_dim; }
 };

@@ -87,6 +87,7 @@ void Step::plan_attention() {
   AttentionSpec spec;
   spec.num_heads = model_.num_heads;
   spec.scale = model_.attention_scale;
+  spec.soft_cap = model_.attention_soft_cap;
   work_.clear();
   work_.reserve(windows_.size());
   for (const int window : windows_) {
@@ -124,6 +125,7 @@ void Step::reserve() {
     x_ = carver.take<float>(static_cast<size_t>(num_rows) * model_.hidden_size);
     q_ = carver.take<float>(static_cast<size_t>(num_rows) * model_.q_size());
     attended_ = carver.take<float>(static_cast<size_t>(num_rows) * model_.q_size());
+    if (model_.has_output_norms) projected_ = carver.take<float>(static_cast<size_t>(num_rows) * model_.hidden_size);
     inputs_ = carver.take<uint8_t>(rows_bytes(num_rows, widest));
     units_ = carver.take<uint8_t>(rows_bytes(num_rows, model_.ffn_size));
     for (Bench& bench : benches_) {

@@ -89,6 +89,7 @@ class Step {
   float* x_ = nullptr;         // [rows][hidden_size], the residual stream
   float* q_ = nullptr;         // [rows][q_size]
   float* attended_ = nullptr;  // [rows][q_size]
+  float* projected_ = nullptr;  // [rows][hidden_size], what is normed before it is added to the residual stream
   uint8_t* inputs_ = nullptr;  // rows of hidden_size or q_size in the form of a product
   uint8_t* units_ = nullptr;   // rows of ffn_size in the form of a product
   std::vector<Bench> benches_;

@@ -62,13 +62,15 @@ void Step::Worker::layers() {
     const size_t window = std::find(step_.windows_.begin(), step_.windows_.end(), layer.window) - step_.windows_.begin();
     attend(all ? step_.work_[window] : step_.last_[0], i);
     meet(Phase::attention);
-    add_product(layer.out, inputs(Phase::encode, form_of(layer.out.format), model_.q_size(), m_, nullptr, row_attended));
+    add_product(Phase::out, layer.out,
+                inputs(Phase::encode, form_of(layer.out.format), model_.q_size(), m_, nullptr, row_attended),
+                layer.attended_norm);
     meet(Phase::out);
     const Rows post =
         inputs(Phase::norm, form_of(layer.gate_up.format), model_.hidden_size, m_, layer.post_norm, row_of_x);
     const Rows units = gated(layer, post);
     meet(Phase::gate_up);
-    add_product(layer.down, units);
+    add_product(Phase::down, layer.down, units, layer.fed_norm);
     if (team_.rank() == 0 && step_.input_->give_up != nullptr)
       step_.given_up_ = __atomic_load_n(step_.input_->give_up, __ATOMIC_RELAXED) != 0;
     meet(Phase::down);
@@ -92,8 +94,12 @@ void Step::Worker::embed() {
   const Plan& plan = step_.input_->plan;
   m_ = plan.num_tokens;
   team_.share(m_, m_, [&](int begin, int end) {
-    for (int r = begin; r < end; ++r)
-      step_.matmul_.row(model_.embed, plan.token_ids[r], step_.x_ + static_cast<size_t>(r) * model_.hidden_size);
+    for (int r = begin; r < end; ++r) {
+      float* row = step_.x_ + static_cast<size_t>(r) * model_.hidden_size;
+      step_.matmul_.row(model_.embed, plan.token_ids[r], row);
+      if (model_.embedding_scale != 1)
+        for (int c = 0; c < model_.hidden_size; ++c) row[c] *= model_.embedding_scale;
+    }
   });
   meet(Phase::embed);
 }
@@ -126,7 +132,7 @@ void Step::Worker::queries(const Layer& layer, const Rows& in, int head, int beg
     for (int i = 0; i < num; ++i) {
       float* row = q + (first - begin + i) * ld;
       if (layer.q_norm != nullptr) step_.rows_.norm(row, layer.q_norm, model_.norm_eps, dim, row);
-      rotate(row, position + i);
+      rotate(layer, row, position + i);
     }
   });
 }
@@ -143,16 +149,16 @@ void Step::Worker::keys_and_values(const Layer& layer, int index, const Rows& in
     for (int i = 0; i < num; ++i) {
       float* row = rows + i * ld;
       if (layer.k_norm != nullptr) step_.rows_.norm(row, layer.k_norm, model_.norm_eps, dim, row);
-      rotate(row, position + i);
+      rotate(layer, row, position + i);
     }
     const int32_t* table = plan.block_table + static_cast<size_t>(sequence) * plan.table_width;
     step_.attention_.write(step_.memory_.cache(), index, table, position, num, head, rows, rows + dim, ld);
   });
 }
 
-void Step::Worker::rotate(float* head, int position) const {
+void Step::Worker::rotate(const Layer& layer, float* head, int position) const {
   const size_t at = static_cast<size_t>(position) * (model_.rope_dim / 2);
-  step_.rows_.rotate(head, model_.cos + at, model_.sin + at, model_.rope_dim);
+  step_.rows_.rotate(head, layer.cos + at, layer.sin + at, model_.rope_dim);
 }
 
 void Step::Worker::attend(AttentionWork& work, int index) {
@@ -197,13 +203,27 @@ Rows Step::Worker::gated(const Layer& layer, const Rows& in) {
   return units;
 }
 
-void Step::Worker::add_product(const Matrix& w, const Rows& in) {
+/// To the residual stream, after the norm with this gain, if any, for which whole rows must be there.
+void Step::Worker::add_product(Phase phase, const Matrix& w, const Rows& in, const float* gain) {
+  const auto row_of_x = [&](int r) { return step_.x_ + static_cast<size_t>(r) * w.n; };
+  const auto row_projected = [&](int r) { return step_.projected_ + static_cast<size_t>(r) * w.n; };
   share_tiles(w, in, 1, [&](int begin, int count, int tile_begin, int tile_end) {
     const size_t ld = static_cast<size_t>(tile_end - tile_begin) * kTile;
     multiply(w, part_of(in, begin, count), tile_begin, tile_end, bench_.out, ld);
     const int first = tile_begin * kTile, num = std::min(static_cast<int>(ld), w.n - first);
-    for (int r = 0; r < count; ++r)
-      step_.rows_.add(step_.x_ + static_cast<size_t>(begin + r) * w.n + first, bench_.out + r * ld, num);
+    for (int r = 0; r < count; ++r) {
+      const float* from = bench_.out + r * ld;
+      if (gain == nullptr) step_.rows_.add(row_of_x(begin + r) + first, from, num);
+      else std::copy(from, from + num, row_projected(begin + r) + first);
+    }
+  });
+  if (gain == nullptr) return;
+  meet(phase);
+  team_.share(m_, m_, [&](int begin, int end) {
+    for (int r = begin; r < end; ++r) {
+      step_.rows_.norm(row_projected(r), gain, model_.norm_eps, w.n, row_projected(r));
+      step_.rows_.add(row_of_x(r), row_projected(r), w.n);
+    }
   });
 }
 

@@ -58,8 +58,9 @@ class Step::Worker {
   void attend(AttentionWork& work, int index);
   void keep_tail();
   Rows gated(const Layer& layer, const Rows& in);
-  void add_product(const Matrix& w, const Rows& in);
-  void rotate(float* head, int position) const;
+  void add_product(Phase phase, const Matrix& w, const Rows& in, const float* gain);
+  void rotate(const Layer& layer, float* head, int position) const;
+  void soften_logits(float* rows, int count, size_t ld) const;
 
   /// `count` rows in the form of a product: row i is that at `row_at(i)`, [k], after the norm with this gain, if any.
   template <class RowAt>

@@ -19,6 +19,7 @@ void Step::Worker::sample(const uint32_t* mask, int words) {
     share_tiles(model_.head, normed, kSpan / kTile, [&](int begin, int count, int tile_begin, int tile_end) {
       const size_t ld = static_cast<size_t>((tile_end - tile_begin) * kTile + kSpan - 1) / kSpan * kSpan;
       multiply(model_.head, part_of(normed, begin, count), tile_begin, tile_end, bench_.out, ld);
+      soften_logits(bench_.out, count, ld);
       const RowRange some = {range.begin + begin, range.begin + begin + count};
       const int id_end = std::min(tile_end * kTile, model_.vocab_size);
       sampler.consume(team_.rank(), some, tile_begin * kTile, id_end, bench_.out, ld);
@@ -33,6 +34,10 @@ void Step::Worker::sample(const uint32_t* mask, int words) {
       meet(Phase::sample);
     }
   }
+}
+
+void Step::Worker::soften_logits(float* rows, int count, size_t ld) const {
+  if (model_.final_soft_cap > 0) step_.rows_.soften(rows, model_.final_soft_cap, static_cast<int>(count * ld));
 }
 
 void Step::Worker::pool_hidden(double* out) {
@@ -59,6 +64,7 @@ void Step::Worker::logits(int begin, int count, float* out) {
   share_tiles(model_.head, normed, 1, [&](int first, int num, int tile_begin, int tile_end) {
     const size_t ld = static_cast<size_t>(tile_end - tile_begin) * kTile;
     multiply(model_.head, part_of(normed, first, num), tile_begin, tile_end, bench_.out, ld);
+    soften_logits(bench_.out, num, ld);
     const size_t wide = std::min(ld, static_cast<size_t>(model_.vocab_size - tile_begin * kTile));
     for (int r = 0; r < num; ++r) {
       float* to = out + static_cast<size_t>(first + r) * model_.vocab_size + tile_begin * kTile;

@@ -95,6 +95,15 @@ auto gated(const std::string& isa, const std::string& activation, Vector gate, V
   return out;
 }
 
+auto soften(const std::string& isa, Vector x, float cap) {
+  const RowKernels& kernels = kernels_named(isa);
+  require(x.shape(0) % 16 == 0);
+  auto out = array_of<float>(1, x.shape(0));
+  std::copy_n(x.data(), x.shape(0), out.data());
+  kernels.soften(out.data(), cap, static_cast<int>(x.shape(0)));
+  return out;
+}
+
 auto rotate(const std::string& isa, Vector head, Vector cos, Vector sin) {
   const RowKernels& kernels = kernels_named(isa);
   const size_t half = cos.shape(0);
@@ -121,6 +130,7 @@ void bind_rows(nb::module_& m) {
         "Rows [m, k] as q8 (codes, scales, sums), as bf16 (their bits) or as f32.");
   m.def("norm", norm, "isa"_a, "x"_a, "gain"_a, "eps"_a);
   m.def("gated", gated, "isa"_a, "activation"_a, "gate"_a, "up"_a, "As [1, n]; activation is silu or gelu_tanh.");
+  m.def("soften", soften, "isa"_a, "x"_a, "cap"_a, "cap * tanh(x / cap), as [1, n].");
   m.def("rotate", rotate, "isa"_a, "head"_a, "cos"_a, "sin"_a, "A rotated copy, as [1, n].");
   m.def("add", add, "isa"_a, "x"_a, "y"_a, "x + y, as [1, n].");
 }

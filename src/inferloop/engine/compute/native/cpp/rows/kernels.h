@@ -106,6 +106,13 @@ void gated(Activation act, const float* gate, const float* up, int n, float* out
   }
 }
 
+void soften(float* x, float cap, int n) {
+  for (int i = 0; i < n; i += kLanes) {
+    const Floats e = exp_of(load<Floats>(x + i) * (2.0f / cap));
+    store(x + i, (all(1.0f) - all(2.0f) / (e + 1.0f)) * cap);
+  }
+}
+
 void rotate(float* head, const float* cos, const float* sin, int dim) {
   float* __restrict first = head;
   float* __restrict second = head + dim / 2;
@@ -120,7 +127,7 @@ void add(float* x, const float* y, int n) {
   for (int i = 0; i < n; ++i) x[i] += y[i];
 }
 
-constexpr RowKernels kKernels = {encode, norm, gated, rotate, add};
+constexpr RowKernels kKernels = {encode, norm, gated, rotate, soften, add};
 
 }  // namespace
 }  // namespace inferloop

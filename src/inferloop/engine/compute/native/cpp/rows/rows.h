@@ -23,6 +23,9 @@ struct RowKernels {
   /// beyond dim stays.
   void (*rotate)(float* head, const float* cos, const float* sin, int dim);
 
+  /// x[i] = cap * tanh(x[i] / cap), within 2^-22 * cap.
+  void (*soften)(float* x, float cap, int n);
+
   /// x[i] += y[i].
   void (*add)(float* x, const float* y, int n);
 };
