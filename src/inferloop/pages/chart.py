@@ -29,8 +29,8 @@ DARK = Palette(
 )
 _DENSE = 40
 """More points than this are drawn small and see-through, so that their crowding shows."""
-_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle")
-_DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
+MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle")
+DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 _ROOM_FOR_BANDS = 1.6
 """Of the highest point: as far up the axis goes to show where an interval ends."""
 
@@ -39,7 +39,7 @@ _ROOM_FOR_BANDS = 1.6
 class Series:
     """Points in the order of x; a None y is a gap. `connected` False draws markers alone. `band` has the (low, high) of
     each point's interval, infinite where nothing bounds it, None where there is none. `faint` marks the points that
-    only scouted: they are drawn hollow."""
+    only scouted: they are drawn hollow. `crossed` marks those where the service fell behind: they are crossed out."""
 
     name: str
     x: tuple[float, ...]
@@ -47,11 +47,23 @@ class Series:
     connected: bool = True
     band: tuple[tuple[float, float] | None, ...] = ()
     faint: tuple[bool, ...] = ()
+    crossed: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of x, from `low` to `high`, with a line at `at` (None: no line)."""
+
+    name: str
+    low: float
+    high: float
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`limit` shades all above it as out of bounds. `failed_x` marks instants of failures along the top."""
+    """`limit` shades all above it as out of bounds. `failed_x` marks instants of failures along the top. `edge` shades
+    the stretch of x that a boundary lies in; `stages` are named stretches of x, told apart by their ground."""
 
     x_title: str
     y_title: str
@@ -59,6 +71,8 @@ class Chart:
     limit: float | None = None
     limit_name: str = ""
     failed_x: tuple[float, ...] = ()
+    edge: Span | None = None
+    stages: tuple[Span, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -82,7 +96,7 @@ def _figure(chart: Chart, palette: Palette) -> Any:
     from bokeh.plotting import figure
 
     top = _top(chart)
-    right = max((x for s in chart.series for x in s.x), default=1.0)
+    right = _right(chart)
     plot = figure(
         height=290,
         sizing_mode="stretch_width",
@@ -91,12 +105,13 @@ def _figure(chart: Chart, palette: Palette) -> Any:
         x_axis_label=chart.x_title,
         y_axis_label=chart.y_title,
         y_range=Range1d(0, top),
-        x_range=Range1d(0, right * 1.06 or 1.0),
+        x_range=Range1d(0, right),
         background_fill_color=palette.ground,
         border_fill_color=palette.ground,
         outline_line_color=None,
         min_border_right=12,
     )
+    _draw_spans(plot, chart, palette, right)
     if chart.limit is not None and chart.limit < top:
         plot.add_layout(BoxAnnotation(bottom=chart.limit, fill_color=palette.bad, fill_alpha=0.09, line_color=None))
         plot.add_layout(BoxAnnotation(bottom=chart.limit, top=chart.limit, line_color=palette.bad, line_width=1.5))
@@ -120,40 +135,59 @@ def _figure(chart: Chart, palette: Palette) -> Any:
         source = ColumnDataSource({"x": [x for x, _ in kept], "y": [y for _, y in kept], "fill": alphas})
         _draw_band(plot, series, colour, top)
         if series.connected and len(kept) > 1:
-            plot.line(
-                "x",
-                "y",
-                source=source,
-                color=colour,
-                line_width=2,
-                line_dash=_DASHES[i % len(_DASHES)],
-                legend_label=series.name,
-            )
+            plot.line("x", "y", source=source, color=colour, line_width=2, line_dash=DASHES[i % len(DASHES)])
         marks = plot.scatter(
             "x",
             "y",
             source=source,
             color=colour,
-            marker=_MARKERS[i % len(_MARKERS)],
+            marker=MARKERS[i % len(MARKERS)],
             size=5 if dense else 8,
             fill_alpha="fill",
             line_alpha=0.0 if dense else 1.0,
-            legend_label=series.name,
         )
+        behind = [(x, y) for x, y, c in zip(series.x, series.y, series.crossed, strict=False) if c and y is not None]
+        if behind:
+            x, y = zip(*behind, strict=True)
+            plot.scatter(x, y, marker="x", size=14, line_width=1.5, color=palette.ink)
         tip = [(chart.x_title, "@x{0,0.[00]}"), (f"{series.name}, {chart.y_title}", "@y{0,0.[00]}")]
         plot.add_tools(HoverTool(renderers=[marks], tooltips=tip))
     if chart.failed_x:
-        plot.scatter(
-            list(chart.failed_x),
-            [top * 0.97] * len(chart.failed_x),
-            marker="x",
-            size=8,
-            line_width=2,
-            color=palette.bad,
-            legend_label="failed",
-        )
-    _dress(plot, palette, several=len(chart.series) + bool(chart.failed_x) > 1)
+        heights = [top * 0.97] * len(chart.failed_x)
+        plot.scatter(chart.failed_x, heights, marker="x", size=8, line_width=2, color=palette.bad)
+    _dress(plot, palette)
     return plot
+
+
+def _draw_spans(plot: Any, chart: Chart, palette: Palette, right: float) -> None:
+    from bokeh.models import BoxAnnotation
+    from bokeh.models import Span as Line
+
+    for i, stage in enumerate(chart.stages):
+        if i % 2:
+            shade = BoxAnnotation(
+                left=stage.low, right=stage.high, fill_color=palette.soft, fill_alpha=0.09, line_color=None
+            )
+            plot.add_layout(shade)
+    if chart.edge is None:
+        return
+    low, high = chart.edge.low, min(chart.edge.high, right)
+    if low < high:
+        shade = BoxAnnotation(left=low, right=high, fill_color=palette.ink, fill_alpha=0.08, line_color=None)
+        plot.add_layout(shade)
+    if chart.edge.at is not None and chart.edge.at <= right:
+        plot.add_layout(
+            Line(location=chart.edge.at, dimension="height", line_color=palette.ink, line_width=1.5, line_dash="dashed")
+        )
+
+
+def _right(chart: Chart) -> float:
+    """The right end of x: all points, and the edge unless it lies far beyond them."""
+    right = max((x for s in chart.series for x in s.x), default=1.0)
+    if chart.edge is not None:
+        ends = [x for x in (chart.edge.at, chart.edge.high) if x is not None and x <= 1.5 * right]
+        right = max([right, *ends])
+    return right * 1.06 or 1.0
 
 
 def _draw_band(plot: Any, series: Series, colour: str, top: float) -> None:
@@ -185,7 +219,7 @@ def _top(chart: Chart) -> float:
     return highest * 1.12 or 1.0
 
 
-def _dress(plot: Any, palette: Palette, *, several: bool) -> None:
+def _dress(plot: Any, palette: Palette) -> None:
     for axis in (plot.xaxis, plot.yaxis):
         axis.axis_line_color = palette.line
         axis.major_tick_line_color = palette.line
@@ -198,19 +232,6 @@ def _dress(plot: Any, palette: Palette, *, several: bool) -> None:
         axis.formatter.use_scientific = False
     plot.xgrid.grid_line_color = None
     plot.ygrid.grid_line_color = palette.line
-    legend = plot.legend[0] if plot.legend else None
-    if legend is None:
-        return
-    legend.visible = several
-    legend.orientation = "horizontal"
-    legend.label_text_color = palette.ink
-    legend.label_text_font_size = "11px"
-    legend.background_fill_alpha = 0.0
-    legend.border_line_color = None
-    legend.padding = 0
-    legend.spacing = 14
-    legend.margin = 4
-    plot.add_layout(legend, "above")
 
 
 @cache

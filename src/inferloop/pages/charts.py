@@ -13,9 +13,10 @@ from markupsafe import Markup
 from inferloop.core.units import NS_PER_S
 from inferloop.measure.samples import is_failure
 from inferloop.measure.timing import RequestTiming, ttft_ms
-from inferloop.pages.chart import Chart, Series, all_numbers, both_schemes
+from inferloop.pages.chart import Chart, Series, Span, all_numbers, both_schemes
 from inferloop.pages.document import data_block
 from inferloop.pages.html import tag
+from inferloop.pages.legend import legend
 from inferloop.pages.text import METRICS, number
 
 _SHOWN = ("ttft_ms", "tpot_ms", "ttlt_ms")
@@ -36,6 +37,7 @@ class Described:
         return tag(
             "figure",
             tag("h3", self.title),
+            legend(self.chart),
             data_block(f"data-{self.anchor}", both_schemes(self.chart)),
             tag("div", id=holder, class_="plot", data_chart=f"data-{self.anchor}", role="img", aria_label=self.words),
             tag("figcaption", self.words),
@@ -43,18 +45,28 @@ class Described:
 
 
 def frontier_charts(
-    points: Sequence[Mapping[str, Any]], objectives: Sequence[tuple[str, str, float]]
+    points: Sequence[Mapping[str, Any]],
+    objectives: Sequence[tuple[str, str, float]],
+    capacity: Mapping[str, Any] | None = None,
 ) -> list[Described]:
-    """One chart per latency that has data, and one of throughput. `objectives`: (metric, label, limit)."""
+    """One chart per latency that has data, and one of throughput. `objectives`: (metric, label, limit); `capacity`: as
+    in summary.json."""
     measured = _by_rate(points)
     loaded = _loaded(measured)
+    edge = _edge(capacity) if _offered(loaded) else None
     charts = []
     for metric in _SHOWN:
         series = [_latency_series(name, loaded, metric, name) for name in _PERCENTILES]
-        charts += _latency_chart(metric, series, objectives)
-    tokens = Chart("achieved queries/s", "output tokens/s", (_token_series("output tokens/s", measured),))
+        charts += _latency_chart(metric, series, objectives, edge, _x_title(loaded))
+    others = [p for p in measured if p not in loaded]
+    series = [_token_series("open loop" if others else "output tokens/s", loaded)]
+    if others:
+        modes = dict.fromkeys(str(p.get("mode") or "other") for p in others)
+        series.append(_token_series(f"{', '.join(modes)}: at the rate it achieved", others))
+    told = tuple(s for s in series if any(y is not None for y in s.y))
+    tokens = Chart(_x_title(loaded), "output tokens/s", told, edge=edge)
     if not tokens.empty:
-        best = max(y for y in tokens.series[0].y if y is not None)
+        best = max(y for s in tokens.series for y in s.y if y is not None)
         words = f"The most measured is {number(best)} output tokens per second, all requests together."
         charts.append(Described("tokens", "Throughput against load", tokens, words))
     return charts
@@ -74,9 +86,10 @@ def several_frontiers(
         series = [
             _latency_series(f"{name} {percentile}", points, metric, percentile) for name, points in loaded.items()
         ]
-        charts += _latency_chart(metric, series, objectives)
+        charts += _latency_chart(metric, series, objectives, x_title=_x_title(everything))
     tokens = tuple(_token_series(name, points) for name, points in measured.items())
-    chart = Chart("achieved queries/s", "output tokens/s", tokens)
+    tokens = tuple(s for s in tokens if any(y is not None for y in s.y))
+    chart = Chart(_x_title([p for points in measured.values() for p in points]), "output tokens/s", tokens)
     if not chart.empty:
         best = {s.name: max((y for y in s.y if y is not None), default=None) for s in tokens}
         told_best = ", ".join(f"{name} {number(value)}" for name, value in best.items())
@@ -94,6 +107,15 @@ def _loaded(measured: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [p for p in measured if p.get("mode") == "open"] or measured
 
 
+def _offered(points: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether their rates are those that were asked for."""
+    return bool(points) and all(p.get("mode") == "open" and _is_number(p.get("offered_qps")) for p in points)
+
+
+def _x_title(points: Sequence[Mapping[str, Any]]) -> str:
+    return "queries/s offered" if _offered(points) else "queries/s"
+
+
 def _latency_series(name: str, points: Sequence[Mapping[str, Any]], metric: str, percentile: str) -> Series:
     found = [_latency(p, metric) for p in points]
     return Series(
@@ -102,23 +124,60 @@ def _latency_series(name: str, points: Sequence[Mapping[str, Any]], metric: str,
         all_numbers([latency.get(percentile) for latency in found]),
         connected=all(p.get("mode") == "open" for p in points),
         band=tuple(_interval(latency, percentile) for latency in found),
-        faint=tuple(p.get("role") == "scout" for p in points),
+        faint=_scouted(points),
+        crossed=tuple(_fell_behind(p) for p in points),
     )
 
 
 def _token_series(name: str, points: Sequence[Mapping[str, Any]]) -> Series:
-    rates = _only(all_numbers([_rate(p) for p in points]))
-    return Series(name, rates, all_numbers([p.get("output_tok_s") for p in points]), connected=False)
+    return Series(
+        name,
+        _only(all_numbers([_rate(p) for p in points])),
+        all_numbers([p.get("output_tok_s") for p in points]),
+        connected=_offered(points),
+        faint=_scouted(points),
+        crossed=tuple(_fell_behind(p) for p in points),
+    )
+
+
+def _scouted(points: Sequence[Mapping[str, Any]]) -> tuple[bool, ...]:
+    return tuple(p.get("role") == "scout" for p in points)
+
+
+def _fell_behind(point: Mapping[str, Any]) -> bool:
+    """More arrived than was completed, beyond chance: its latencies are of the length of the window."""
+    slo = point.get("slo")
+    balance = slo.get("balance") if isinstance(slo, Mapping) else None
+    return isinstance(balance, Mapping) and balance.get("verdict") == "saturated"
+
+
+def _edge(capacity: Mapping[str, Any] | None) -> Span | None:
+    """Where the objectives are used up: the interval, else the bracket of what passed and what failed."""
+    if capacity is None or not _is_number(capacity.get("qps")):
+        return None
+    at, interval = float(capacity["qps"]), capacity.get("interval")
+    if isinstance(interval, Mapping) and _is_number(interval.get("low")):
+        low, high, told = float(interval["low"]), interval.get("high"), "95 %"
+    else:
+        low = float(capacity["low"]) if _is_number(capacity.get("low")) else at
+        high, told = capacity.get("high"), "between"
+    end = all_numbers([high])[0] or math.inf
+    joined = "and" if told == "between" else "to"
+    return Span(f"capacity {number(at)}/s ({told} {number(low)} {joined} {number(end)})", low, end, at)
 
 
 def _latency_chart(
-    metric: str, series: Sequence[Series], objectives: Sequence[tuple[str, str, float]]
+    metric: str,
+    series: Sequence[Series],
+    objectives: Sequence[tuple[str, str, float]],
+    edge: Span | None = None,
+    x_title: str = "queries/s offered",
 ) -> list[Described]:
     """One chart, or none without data."""
     limits = [(label, limit) for m, label, limit in objectives if m == metric]
     label, limit = limits[0] if limits else ("", None)
     known = tuple(s for s in series if any(y is not None for y in s.y))
-    chart = Chart("achieved queries/s", "ms", known, limit, label)
+    chart = Chart(x_title, "ms", known, limit, label, edge=edge)
     if chart.empty:
         return []
     words = _latency_words(metric, chart)
@@ -126,6 +185,8 @@ def _latency_chart(
         words += " Shaded around each line: the 95 % interval."
     if any(any(s.faint) for s in known):
         words += " Hollow points only scouted."
+    if any(any(s.crossed) for s in known):
+        words += " Where a point is crossed out, more arrived than was completed: it would get worse without end."
     return [Described(metric.removesuffix("_ms"), f"{METRICS[metric]} against load", chart, words)]
 
 
@@ -139,8 +200,11 @@ def _interval(latency: Mapping[str, Any], percentile: str) -> tuple[float, float
     return (0.0 if low is None else low, math.inf if high is None else high)
 
 
-def over_time(rows: Sequence[RequestTiming]) -> Described | None:
-    """TTFT of each request at the second it was sent; None without a token."""
+def over_time(
+    rows: Sequence[RequestTiming], points: Mapping[str, Sequence[RequestTiming]] | None = None
+) -> Described | None:
+    """TTFT of each request at the second it was sent; None without a token. `points`: the requests by point, whose
+    stretches of time get a ground of their own."""
     if not rows:
         return None
     start = min(r.t_send_ns for r in rows)
@@ -160,8 +224,22 @@ def over_time(rows: Sequence[RequestTiming]) -> Described | None:
         )
     if failed:
         words += f" {len(failed)} failed; crosses along the top mark when they were sent."
-    return Described(
-        "time", "TTFT over time", Chart("seconds after the start", "ms", (series,), failed_x=failed), words
+    stages = _stages(points or {}, start)
+    if len(stages) > 1:
+        words += f" The ground changes with the point of load; in turn: {', '.join(s.name for s in stages)}."
+    chart = Chart("seconds after the start", "ms", (series,), failed_x=failed, stages=stages)
+    return Described("time", "TTFT over time", chart, words)
+
+
+def _stages(points: Mapping[str, Sequence[RequestTiming]], start: int) -> tuple[Span, ...]:
+    """From each point's first send to that of the next one; the last ends with its last send."""
+    begun = sorted((min(r.t_send_ns for r in rows), name) for name, rows in points.items() if rows)
+    if not begun:
+        return ()
+    ends = [begin for begin, _ in begun[1:]] + [max(r.t_send_ns for r in points[begun[-1][1]])]
+    return tuple(
+        Span(name, (begin - start) / NS_PER_S, (end - start) / NS_PER_S)
+        for (begin, name), end in zip(begun, ends, strict=True)
     )
 
 
@@ -181,14 +259,26 @@ def _latency_words(metric: str, chart: Chart) -> str:
     words += f" The objective is {chart.limit_name}; "
     if promised and shown is None:
         return f"{words}no point has the requests to certify {promised.group()}."
-    over = sum(y > chart.limit for _, y in known)
-    exceed = f"{over} of {len(known)} certified points exceed it" if over else "no certified point exceeds it"
-    return f"{words}{exceed}."
+    faint = told.faint or (False,) * len(told.x)
+    kinds = [f for f, y in zip(faint, told.y, strict=True) if y is not None]
+    parts = []
+    for scouted, kind in ((False, "certified"), (True, "scouted")):
+        ys = [y for (_, y), f in zip(known, kinds, strict=True) if f is scouted]
+        over = sum(y > chart.limit for y in ys)
+        if ys:
+            parts.append(f"{over} of {len(ys)} {kind} points exceed it" if over else f"no {kind} point exceeds it")
+    return f"{words}{', '.join(parts)}."
 
 
 def _rate(point: Mapping[str, Any]) -> float | None:
-    found = all_numbers([point.get("achieved_qps")])[0]
-    return found if found is not None else all_numbers([point.get("offered_qps")])[0]
+    """The rate that was asked for in an open loop: what is achieved stands still once the service is full."""
+    names = ("offered_qps", "achieved_qps") if point.get("mode") == "open" else ("achieved_qps", "offered_qps")
+    first, second = all_numbers([point.get(name) for name in names])
+    return first if first is not None else second
+
+
+def _is_number(value: Any) -> bool:
+    return all_numbers([value])[0] is not None
 
 
 def _latency(point: Mapping[str, Any], metric: str) -> Mapping[str, Any]:

@@ -11,13 +11,15 @@ from inferloop.pages.text import ABSENT, METRICS, error_class, number, percent, 
 from inferloop.pages.verdicts import Json, mapping
 
 _PERCENTILES = ("p50", "p95", "p99")
+_FIRST = tuple(METRICS[m] for m in ("ttft_ms", "tpot_ms", "ttlt_ms"))
+"""What most readers look for; the other latencies are folded below."""
 
 
 def point_name(point: Json) -> str:
-    """`open, 2.5 queries/s` or `serial`."""
-    mode = str(point.get("mode") or "point")
+    """`rate-5, 2.5/s` or `serial`: what notes and records call it, with the rate offered."""
+    name = str(point.get("name") or point.get("mode") or "point")
     offered = number(point.get("offered_qps"))
-    return mode if offered == ABSENT else f"{mode}, {offered}/s"
+    return name if offered == ABSENT else f"{name}, {offered}/s"
 
 
 def points_table(points: Sequence[Json]) -> Markup:
@@ -61,7 +63,10 @@ def percentiles_table(points: Sequence[Json]) -> Markup:
             groups.append((name, rows))
     columns = [Column("ms"), Column("mean", True), *(Column(p, True) for p in _PERCENTILES)]
     caption = "Failures count as infinitely slow in the percentiles; the mean is over successes alone"
-    return grouped_table(caption, columns, groups)
+    first = [g for g in groups if g[0] in _FIRST] or groups
+    rest = [g for g in groups if g not in first]
+    more = tag("details", tag("summary", f"{len(rest)} more latencies"), grouped_table(caption, columns, rest))
+    return grouped_table(caption, columns, first) + (more if rest else Markup())
 
 
 def stutter_table(points: Sequence[Json]) -> Markup | None:

@@ -77,7 +77,7 @@ def _sections(
         parts.append(("verdict", "Objectives", [tag("p", said, class_="soft") if said else None, slo_table(slo)]))
     if points:
         sound = [point for point in points if not is_void(point)]
-        charts = frontier_charts(sound, declared(summary, header))
+        charts = frontier_charts(sound, declared(summary, header), mapping(summary.get("capacity")))
         void = tag("p", "Points that are void are not drawn.") if len(sound) < len(points) else None
         parts.append(("frontier", "Frontier", [_grid(charts), void, points_table(points), notes(summary, points)]))
         parts.append(
@@ -92,7 +92,9 @@ def _sections(
     checks, proof = protocol_checks(summary), proof_table(summary)
     if checks or proof:
         parts.append(("service", "Service", [proof, checks]))
-    timeline, bars = (None, None) if compares else (over_time(rows), waterfall(rows))
+    by_point = mapping(run.get("points"))
+    timeline = None if compares else over_time(rows, by_point)
+    bars = None if compares else _waterfall(rows, by_point, summary)
     if timeline or bars:
         parts.append(("requests", "Requests", [timeline.html() if timeline else None, bars]))
     streams = [] if compares else pick_streams({"": rows})
@@ -106,6 +108,13 @@ def _sections(
     if text:
         parts.append(("contract", "Contract", [tag("pre", text, tabindex=0, aria_label="The contract")]))
     return parts
+
+
+def _waterfall(rows: Sequence[RequestTiming], by_point: Json, summary: Json) -> Markup | None:
+    """Of the judged point, where its requests are known: points of other loads lie apart in time."""
+    at = judged_point(summary) or {}
+    found = by_point.get(str(at.get("name")))
+    return waterfall(found, of=point_name(at)) if found else waterfall(rows)
 
 
 def _head(run: Mapping[str, Any], header: Json, summary: Json, service: str) -> Markup:

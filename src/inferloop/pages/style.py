@@ -6,12 +6,14 @@ CSS = """
 :root {
   --ink: #1c2024; --soft: #5f6772; --line: #dfe3e8; --ground: #ffffff; --raised: #f6f7f9; --accent: #1f5fbf;
   --good: #1a7f4b; --bad: #b3261e; --doubt: #8a5a00; --wait: #b9c2cc; --first: #6b9be0; --rest: #1f5fbf;
+  --s0: #1f5fbf; --s1: #0f8a8a; --s2: #8a5a00; --s3: #7a3fb0; --s4: #4a5560;
   color-scheme: light dark;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --ink: #e4e7eb; --soft: #98a1ad; --line: #2e343c; --ground: #14171a; --raised: #1c2025; --accent: #82b1ff;
     --good: #5bc98c; --bad: #ff8a80; --doubt: #e6b450; --wait: #4a535e; --first: #3f6fb5; --rest: #82b1ff;
+    --s0: #82b1ff; --s1: #5cd0d0; --s2: #e6b450; --s3: #c9a0f0; --s4: #aab4c0;
   }
 }
 * { box-sizing: border-box; }
@@ -57,6 +59,7 @@ tbody th:not(.group) { white-space: nowrap; }
 tr > :first-child { padding-left: 0; } tr > :last-child { padding-right: 0; }
 th.num, td.num { text-align: right; white-space: nowrap; }
 td.wide { min-width: 14rem; }
+summary { cursor: pointer; margin: 0.5rem 0; }
 th.group { padding-top: 1rem; font-weight: 650; }
 dl { margin: 0.5rem 0 1.25rem; display: grid;
   grid-template-columns: repeat(auto-fill, minmax(24rem, 1fr)); gap: 0 2rem; }
@@ -71,6 +74,17 @@ figcaption { color: var(--soft); font-size: 0.9rem; margin-top: 0.3rem; max-widt
 .key { display: flex; flex-wrap: wrap; gap: 0.2rem 1.2rem; list-style: none; margin: 0.3rem 0;
   padding: 0; font-size: 0.9rem; }
 .swatch { display: inline-block; width: 0.8rem; height: 0.8rem; margin-right: 0.4rem; vertical-align: -0.08rem; }
+.key li { overflow-wrap: anywhere; }
+.charts .key { font-size: 0.82rem; gap: 0.1rem 1rem; }
+.key .sample { display: inline-block; width: 1.75rem; height: 0.875rem; margin-right: 0.35rem;
+  vertical-align: -0.1rem; }
+.sample .mark { fill: currentColor; stroke: currentColor; stroke-width: 1.5; }
+.sample.hollow .mark { fill: none; }
+.sample .line { fill: none; stroke: currentColor; stroke-width: 2; }
+.series-0 { color: var(--s0); } .series-1 { color: var(--s1); } .series-2 { color: var(--s2); }
+.series-3 { color: var(--s3); } .series-4 { color: var(--s4); } .sample.ink { color: var(--ink); }
+.sample.bad { color: var(--bad); }
+.swatch.edge { background: color-mix(in srgb, var(--ink) 12%, transparent); border-left: 2px dashed var(--ink); }
 svg { display: block; width: 100%; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--soft); }
 .wait { fill: var(--wait); background: var(--wait); } .first { fill: var(--first); background: var(--first); }
@@ -107,7 +121,9 @@ footer { padding-block: 0 3rem; color: var(--soft); font-size: 0.9rem; }
 @media (max-width: 40rem) {
   body { font-size: 15px; } h1 { font-size: 1.45rem; } header.page { padding-top: 1.25rem; }
   dl { grid-template-columns: 1fr; } dl > div { grid-template-columns: 7.5rem 1fr; }
-  section { margin: 2rem 0; } td.wide { min-width: 10rem; }
+  section { margin: 2rem 0; } td.wide { min-width: 9rem; }
+  tr:has(> td.wide) > th { white-space: normal; } th, td { padding-inline: 0.45rem; }
+  td.num .soft { display: inline-block; white-space: normal; max-width: 6.2rem; font-size: 0.85em; line-height: 1.35; }
 }
 @media print { nav, .skip { display: none; } section { break-inside: avoid; } }
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -23,8 +24,8 @@ _KEY = (
 )
 
 
-def waterfall(rows: Sequence[RequestTiming], *, max_rows: int = MAX_ROWS) -> Markup | None:
-    """An SVG that scales in width, with a key and words. None without rows."""
+def waterfall(rows: Sequence[RequestTiming], *, of: str | None = None, max_rows: int = MAX_ROWS) -> Markup | None:
+    """An SVG that scales in width, with a key and words. `of`: the point that the rows are of. None without rows."""
     shown = sorted(rows, key=_due)[:max_rows]
     if not shown:
         return None
@@ -33,7 +34,7 @@ def waterfall(rows: Sequence[RequestTiming], *, max_rows: int = MAX_ROWS) -> Mar
     height = _TOP_PX + _ROW_PX * len(shown)
     num_failed, num_cut = sum(is_failure(r) for r in shown), sum(r.error == CENSORED for r in shown)
     words = (
-        f"The first {len(shown)} of {len(rows)} requests over {number(span / NS_PER_S)} s. "
+        f"The first {len(shown)} of {len(rows)} requests{f' at {of}' if of else ''} over {number(span / NS_PER_S)} s. "
         f"{num_failed} of them failed, {num_cut} were unfinished at the cut-off."
     )
     svg = tag(
@@ -45,7 +46,13 @@ def waterfall(rows: Sequence[RequestTiming], *, max_rows: int = MAX_ROWS) -> Mar
         aria_label=words,
     )
     key = tag("ul", [tag("li", tag("span", class_=f"swatch {c}"), name) for c, name in _KEY], class_="key")
-    return tag("figure", key, svg, tag("figcaption", words, " Point at a bar for its numbers."))
+    return tag(
+        "figure",
+        tag("h3", "The first requests"),
+        key,
+        svg,
+        tag("figcaption", words, " Point at a bar for its numbers."),
+    )
 
 
 def _due(r: RequestTiming) -> int:
@@ -80,10 +87,19 @@ def _tip(r: RequestTiming) -> str:
 
 
 def _axis(span: int, height: int) -> Markup:
+    """Round seconds; the last one that would run out of the picture is named on its left."""
     marks = []
-    for i in range(5):
-        at = "start" if i == 0 else "end" if i == 4 else "middle"
-        marks.append(tag("line", x1=f"{i * 25}%", x2=f"{i * 25}%", y1=_TOP_PX - 6, y2=height, class_="rule"))
-        seconds = span * i / 4 / NS_PER_S
-        marks.append(tag("text", f"{number(seconds)} s", x=f"{i * 25}%", y=11, text_anchor=at))
+    seconds = span / NS_PER_S
+    step = round_step(seconds)
+    for i in range(int(seconds / step * (1 + 1e-9)) + 1):
+        x = 100.0 * i * step / seconds
+        at = "start" if i == 0 else "end" if x > 95 else "middle"
+        marks.append(tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=_TOP_PX - 6, y2=height, class_="rule"))
+        marks.append(tag("text", f"{number(i * step)} s", x=f"{x:.3f}%", y=11, text_anchor=at))
     return tag("g", marks, aria_hidden="true")
+
+
+def round_step(span: float) -> float:
+    """1, 2 or 5 times a power of ten, so that a positive span has at most five such steps."""
+    power = 10.0 ** math.floor(math.log10(span / 5))
+    return next(power * m for m in (1, 2, 5, 10) if span / (power * m) <= 5)

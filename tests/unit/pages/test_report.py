@@ -181,7 +181,7 @@ def test_a_void_point_is_called_so_and_not_drawn(run: dict[str, Any]) -> None:
     summary["judged_point"] = "peak"
     made = render_report(run)
     text = Page(made).text
-    assert "Seen at open, 1/s, a point that is void" in text and "peak: sends were 60 ms late" in text
+    assert "Seen at peak, 1/s, a point that is void" in text and "peak: sends were 60 ms late" in text
     assert "Points that are void are not drawn." in text
     assert text.count("Void") == 1, "in the table of points, in place of its objectives' verdict"
     assert "164 ms at 0.986 queries/s" not in made, "the words are of the drawn points"
