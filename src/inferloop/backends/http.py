@@ -14,9 +14,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import httptools
+
+from inferloop.backends.endpoint import Endpoint, endpoint_of
 
 Header = tuple[str, str]
 _HIGH_WATER_BYTES = 1 << 20
@@ -25,10 +26,11 @@ _RETRY_ON_STALE = 1  # a kept-alive connection may have been closed by the serve
 
 
 class HttpError(Exception):
-    """A request that got no complete answer. kind: connect | timeout | truncated | protocol."""
+    """A request that got no complete answer. kind: connect | timeout | truncated | protocol. `status` is that of an
+    answer which was not the wanted one; `is_distrust` says that the server's certificate was not accepted."""
 
-    def __init__(self, kind: str, message: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, message: str, *, status: int | None = None, is_distrust: bool = False) -> None:
+        self.kind, self.status, self.is_distrust = kind, status, is_distrust
         super().__init__(message)
 
 
@@ -228,19 +230,22 @@ class HttpClient:
     """Requests to one origin (`http://host:port`, https too). Not thread-safe; lives on one event loop."""
 
     def __init__(
-        self, base_url: str, *, headers: Iterable[Header] = (), connect_timeout_s: float = 5.0, max_idle: int = 1024
+        self,
+        target: Endpoint | str,
+        *,
+        headers: Iterable[Header] = (),
+        connect_timeout_s: float = 5.0,
+        max_idle: int = 1024,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not an http(s) URL: {base_url!r}")
-        self.base_url = base_url.rstrip("/")
-        self._host, self._path = parts.hostname, parts.path.rstrip("/")
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        """Raises UsageError for what is no URL, or an endpoint whose authority cannot be read."""
+        self.endpoint = endpoint = endpoint_of(target)
+        self.base_url = endpoint.bare + endpoint.base_path
+        self._host, self._port, self._path = endpoint.host, endpoint.port, endpoint.base_path
+        self._tls = endpoint.tls()
         self._connect_timeout_s, self._max_idle = connect_timeout_s, max_idle
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
-        fixed = [("host", parts.netloc.rpartition("@")[2]), *headers]
+        fixed = [("host", endpoint.authority), *endpoint.headers, *headers]
         self._fixed = "".join(f"{name}: {value}\r\n" for name, value in fixed)
 
     async def request(
@@ -292,11 +297,12 @@ class HttpClient:
         response = await self.request("GET", path, timeout_s=timeout_s)
         body = await response.read()
         if response.status != 200:
-            raise HttpError("protocol", f"GET {self.base_url}{path}: HTTP {response.status}: {_excerpt(body)}")
+            text = f"GET {self.base_url}{path}: HTTP {response.status}: {self._excerpt(body)}"
+            raise HttpError("protocol", text, status=response.status)
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise HttpError("protocol", f"GET {self.base_url}{path}: not JSON: {_excerpt(body)}") from None
+            raise HttpError("protocol", f"GET {self.base_url}{path}: not JSON: {self._excerpt(body)}") from None
 
     async def close(self) -> None:
         for connection in list(self._open):
@@ -311,6 +317,9 @@ class HttpClient:
                 _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             raise HttpError("connect", f"{self.base_url}: no connection in {self._connect_timeout_s:g} s") from None
+        except ssl.SSLCertVerificationError as error:
+            text = f"{self.base_url}: its certificate is not trusted: {error.verify_message}"
+            raise HttpError("connect", text, is_distrust=True) from error
         except OSError as error:
             raise HttpError("connect", f"{self.base_url}: {error}") from error
         self._open.add(connection)
@@ -335,8 +344,7 @@ class HttpClient:
         self._open.discard(connection)
         connection.abort()
 
-
-def _excerpt(body: bytes) -> str:
-    """The beginning of a body, on one line, for a message."""
-    text = " ".join(body[:200].decode(errors="replace").split())
-    return text or "(empty)"
+    def _excerpt(self, body: bytes) -> str:
+        """The beginning of a body, on one line, for a message."""
+        text = " ".join(self.endpoint.redact(body.decode(errors="replace"))[:200].split())
+        return text or "(empty)"

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from dataclasses import dataclass
 
-from inferloop.bench.client.endpoint import Endpoint
+from inferloop.backends.endpoint import Endpoint
 from inferloop.bench.drive import DriveOptions, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.errors import EnvironmentLacksError

@@ -6,25 +6,28 @@ import http.client
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
+from inferloop.backends.endpoint import Endpoint, endpoint_of
 from inferloop.core.errors import EnvironmentLacksError, RequestError
 
 
 class HttpCodec:
     """Blocking; call it off the event loop. One connection, not thread-safe.
 
-    Raises RequestError for what the target cannot encode, EnvironmentLacksError when it has no /tokenize.
+    Raises RequestError for what the target cannot encode, EnvironmentLacksError when it has no /tokenize or
+    refuses our key.
     """
 
-    def __init__(self, base_url: str, model: str, *, timeout_s: float = 10.0) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not an http(s) URL: {base_url!r}")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
-        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/tokenize"
-        self._model, self._url = model, base_url
+    def __init__(self, target: Endpoint | str, model: str, *, timeout_s: float = 10.0) -> None:
+        self._endpoint = endpoint = endpoint_of(target)
+        tls = endpoint.tls()
+        if tls is None:
+            self._connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
+        else:
+            self._connection = http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=timeout_s, context=tls)
+        self._path = endpoint.base_path + "/tokenize"
+        self._headers = {"content-type": "application/json", **dict(endpoint.headers)}
+        self._model, self._url = model, endpoint.url
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]:
         return self._ask({"model": self._model, "messages": [dict(m) for m in messages]})
@@ -47,8 +50,10 @@ class HttpCodec:
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise EnvironmentLacksError(f"{self._url}: /tokenize does not answer: {error}") from error
+        self._endpoint.check_entry(answer.status)
         if answer.status == 400:
-            raise RequestError(f"{self._url}: /tokenize: {data[:200].decode(errors='replace')}")
+            text = self._endpoint.redact(data.decode(errors="replace"))[:200]
+            raise RequestError(f"{self._url}: /tokenize: {text}")
         try:
             if answer.status == 200:
                 return tuple(json.loads(data)["tokens"])
@@ -60,5 +65,5 @@ class HttpCodec:
         )
 
     def _send(self, payload: bytes) -> http.client.HTTPResponse:
-        self._connection.request("POST", self._path, payload, {"content-type": "application/json"})
+        self._connection.request("POST", self._path, payload, self._headers)
         return self._connection.getresponse()

@@ -15,7 +15,8 @@ from inferloop.measure.timing import RequestTiming
 
 
 class Collector:
-    """Owns the result of a window. `halt` is called, once, when the window is to end early."""
+    """Owns the result of a window. `halt` is called, once, when the window is to end early.
+    `redact` takes out of a server's words what must not be recorded."""
 
     def __init__(
         self,
@@ -26,7 +27,9 @@ class Collector:
         on_done: OnDone | None,
         stop_when: StopWhen | None,
         keep_timings: bool,
+        redact: Callable[[str], str],
     ) -> None:
+        self._redact = redact
         self._requests, self._id_base, self._halt = requests, id_base, halt
         self._on_done, self._stop_when, self._keep = on_done, stop_when, keep_timings
         self._turns = turns_of([r.timed for r in requests])
@@ -43,7 +46,7 @@ class Collector:
         if self._keep:
             r.timings.append(timing)
         if outcome.error is not None and outcome.detail is not None:
-            r.details.setdefault(outcome.error, outcome.detail)
+            r.details.setdefault(outcome.error, self._redact(outcome.detail))
         stream = outcome.stream
         if stream is not None and outcome.error is None:
             r.counted_by[stream.counted_by] += 1

@@ -49,7 +49,7 @@ class Contender:
     """A target that is up. `name` is what the user called it, `flags` what it was started with."""
 
     name: str
-    url: str
+    at: Endpoint | str
     model: str | None = None
     codec: PromptCodec | None = None
     flags: tuple[str, ...] = ()
@@ -94,17 +94,17 @@ async def run_compare(
     if not options.rates or min(options.rates) <= 0 or options.num_rounds < 2:
         raise UsageError("a comparison needs at least one rate above 0 and two rounds")
     async with AsyncExitStack() as stack:
-        runners = []
+        runners: list[_Runner] = []
         for number, contender in enumerate(contenders):
-            client = HttpClient(contender.url)
+            client = HttpClient(contender.at)
             stack.push_async_callback(client.close)
             info = await describe_target(client, model=contender.model)
             codec = contender.codec
             if codec is None:
-                own = HttpCodec(contender.url, info.model)
+                own = HttpCodec(info.endpoint, info.model)
                 stack.callback(own.close)
                 codec = own
-            earlier = sum(c.url == contender.url for c in contenders[:number])
+            earlier = sum(r.info.url == info.url for r in runners)
             runners.append(_Runner(chr(ord("A") + number), contender, info, codec, earlier))
         return await _Compare(contract, runners, options, writer, tell, order).run()
 
@@ -134,7 +134,7 @@ class _Compare:
         self._writer, self._tell, self._order = writer, tell, order
         lengths = [r.info.context_length for r in runners if r.info.context_length is not None]
         self._context_limit = min(lengths, default=None)
-        self._notes: list[str] = []
+        self._notes = [text for r in runners for text in r.info.endpoint.caveats]
         process = contract.traffic.arrivals.process
         self._arrivals = process if process in OPEN_PROCESSES else "poisson"
         if self._arrivals != process:
@@ -190,7 +190,7 @@ class _Compare:
         name = f"warmup/{runner.label}"
         result = await drive(
             planned,
-            Endpoint(runner.contender.url),
+            runner.info.endpoint,
             self._drive_options(),
             on_done=lambda _, timing: self._writer.append(timing, point=name, warmup=True),
         )
@@ -239,7 +239,7 @@ class _Compare:
                 measured[index] = timing
 
         with self._writer.stage(name, num_requests=len(planned)):
-            result = await drive(planned, Endpoint(runner.contender.url), self._drive_options(), on_done=keep)
+            result = await drive(planned, runner.info.endpoint, self._drive_options(), on_done=keep)
         timings = [measured[i] for i in sorted(measured)]
         checks = self_checks(result, timings, planned, self._contract.slo, workload.prefix_reuse)
         void = checks.void if timings else (*checks.void, "no request was measured")
@@ -299,7 +299,7 @@ def _told(runner: _Runner) -> dict[str, Any]:
     return {
         "label": runner.label,
         "name": runner.contender.name,
-        "url": runner.contender.url,
+        "url": runner.info.url,
         "model": runner.info.model,
         "flags": list(runner.contender.flags),
         "context_length": runner.info.context_length,

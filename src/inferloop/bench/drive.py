@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from inferloop.backends.endpoint import Endpoint
 from inferloop.bench.agenda import share_out
-from inferloop.bench.client.endpoint import Endpoint
 from inferloop.bench.client.garbage import quiet_collector
 from inferloop.bench.client.head import new_base
 from inferloop.bench.collector import Collector
@@ -69,6 +69,7 @@ class _Window:
             on_done=on_done,
             stop_when=stop_when,
             keep_timings=options.keep_timings,
+            redact=target.redact,
         )
         self._engine: Engine | None = None
         self._senders: list[Sender] = []
@@ -145,7 +146,7 @@ class _Window:
         )
         return Job(
             url=target.url,
-            api_key=target.api_key,
+            api_key=None if target.api_key is None else target.api_key.reveal(),
             ca_file=None if target.ca_file is None else str(target.ca_file),
             insecure=target.insecure,
             options=options,

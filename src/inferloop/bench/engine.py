@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from inferloop.backends.endpoint import Endpoint
 from inferloop.bench.agenda import Agenda
 from inferloop.bench.client.connection import Connection
-from inferloop.bench.client.endpoint import Endpoint
 from inferloop.bench.client.garbage import quiet_collector
 from inferloop.bench.client.head import HeadWriter
 from inferloop.bench.client.pool import Pool

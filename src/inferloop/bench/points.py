@@ -14,7 +14,7 @@ from typing import Any
 
 from inferloop.bench.agenda import in_chains
 from inferloop.bench.checks import self_checks
-from inferloop.bench.drive import DriveOptions, DriveResult, Endpoint, Stop, drive
+from inferloop.bench.drive import DriveOptions, DriveResult, Stop, drive
 from inferloop.bench.options import BenchOptions, BenchProgress, Progress
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer
 from inferloop.bench.result import BenchPoint, Role, describe
@@ -213,7 +213,7 @@ class Measurer:
             timed = in_chains([r.timed for r in planned], 1)
             plan = [replace(r, timed=t) for r, t in zip(planned, timed, strict=True)]
         with self._writer.stage(name, mode=mode, num_requests=len(planned)):
-            result = await drive(plan, Endpoint(self._target.url), options, on_done=keep, stop_when=stop)
+            result = await drive(plan, self._target.endpoint, options, on_done=keep, stop_when=stop)
         return result, measured
 
     def _is_lost(self, measured: Sequence[RequestTiming]) -> bool:

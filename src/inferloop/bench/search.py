@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from inferloop.backends.endpoint import Endpoint
 from inferloop.backends.http import HttpClient
 from inferloop.bench.calibrate import Calibration, calibrate
 from inferloop.bench.codecs import HttpCodec
@@ -39,7 +40,7 @@ _OWN_LOADS = ("trace", "closed", "burst")
 
 async def run_bench(
     contract: Contract,
-    target_url: str,
+    at: Endpoint | str,
     model: str | None,
     codec: PromptCodec | None,
     options: BenchOptions,
@@ -53,12 +54,12 @@ async def run_bench(
     Every request goes to `writer` as it ends, so that a cancelled run is readable; `writer.finish` is the caller's.
     Raises EnvironmentLacksError and UsageError when the target cannot be measured at all.
     """
-    client = HttpClient(target_url)
+    client = HttpClient(at)
     own_codec = None
     try:
         target = await describe_target(client, model=model)
         if codec is None:
-            codec = own_codec = HttpCodec(target_url, target.model)
+            codec = own_codec = HttpCodec(target.endpoint, target.model)
         writer.update(
             target=target.url,
             identity=target.identity,
@@ -90,7 +91,7 @@ class _Bench:
         self._end_ns = clock.now_ns() + round(options.budget_s * NS_PER_S)
         self._measurer: Measurer
         self._calibration: Calibration | None = None
-        self._notes: list[str] = []
+        self._notes: list[str] = list(target.endpoint.caveats)
         self._num_searched = 0
 
     async def run(self) -> BenchResult:

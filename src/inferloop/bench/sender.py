@@ -15,13 +15,14 @@ from typing import Any, cast
 
 import uvloop
 
-from inferloop.bench.client.endpoint import Endpoint
+from inferloop.backends.endpoint import Endpoint
 from inferloop.bench.client.priority import go_first
 from inferloop.bench.engine import Engine
 from inferloop.bench.exchange import Outcome
 from inferloop.bench.messages import Frames, Halt, Job, Ready, Refused, Report, Start, add_to, decode_to_sender
 from inferloop.bench.window import Stop
 from inferloop.core.errors import UsageError
+from inferloop.core.secret import Secret
 
 _FLUSH_TICKS = 4
 _FLUSH_BYTES = 1 << 16
@@ -94,7 +95,8 @@ async def _send(sock: socket.socket) -> None:
         os.sched_setaffinity(0, {job.core})
     try:
         ca_file = None if job.ca_file is None else Path(job.ca_file)
-        endpoint = Endpoint(job.url, job.api_key, ca_file, job.insecure)
+        api_key = None if job.api_key is None else Secret(job.api_key)
+        endpoint = Endpoint(job.url, api_key, ca_file, job.insecure)
         base = int.from_bytes(job.id_base, "big")
         engine = Engine(job.items, endpoint, job.options, base, deliver=link.tell, tick=link.tick)
     except UsageError as error:

@@ -5,31 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from inferloop.backends.endpoint import Endpoint
+from inferloop.backends.entry import check_entry, unusable
 from inferloop.backends.http import HttpClient, HttpError
-from inferloop.core.errors import EnvironmentLacksError, UsageError, nearest
+from inferloop.core.errors import UsageError, nearest
 
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
     """`context_length` and `identity` are None where the server does not tell."""
 
-    url: str
+    endpoint: Endpoint
     model: str
     context_length: int | None
     identity: dict[str, Any] | None
 
+    @property
+    def url(self) -> str:
+        return self.endpoint.url
+
 
 async def describe_target(client: HttpClient, *, model: str | None = None) -> TargetInfo:
-    """Ask /v1/models (and /identity). Raises EnvironmentLacksError when nothing usable answers, UsageError when the
-    server has several models or not the one asked for."""
+    """Ask /v1/models (and /identity), and whether we may ask for answers. Raises EnvironmentLacksError when nothing
+    usable answers or a key is wanted that we have not, UsageError when the server has several models or not the one
+    asked for."""
     try:
         listed = (await client.get_json("/v1/models"))["data"]
         names = [entry["id"] for entry in listed]
-    except (HttpError, KeyError, TypeError) as error:
-        why = str(error) if isinstance(error, HttpError) else "/v1/models holds no list of models"
-        raise EnvironmentLacksError(
-            f"{client.base_url} does not answer like an OpenAI API: {why}", fix="Start it, or check the URL."
-        ) from error
+    except HttpError as error:
+        raise unusable(client.endpoint, error) from error
+    except (KeyError, TypeError) as error:
+        raise unusable(client.endpoint, HttpError("protocol", "/v1/models holds no list of models")) from error
+    await check_entry(client)
     if model is None and len(names) == 1:
         model = names[0]
     if model is None or model not in names:
@@ -39,7 +46,7 @@ async def describe_target(client: HttpClient, *, model: str | None = None) -> Ta
             f"{client.base_url}: " + (f"no model {model!r} ({hint})" if model else f"name a model ({hint})")
         )
     length = listed[names.index(model)].get("max_model_len")
-    return TargetInfo(client.base_url, model, length if isinstance(length, int) else None, await _identity(client))
+    return TargetInfo(client.endpoint, model, length if isinstance(length, int) else None, await _identity(client))
 
 
 async def _identity(client: HttpClient) -> dict[str, Any] | None:

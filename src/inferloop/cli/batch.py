@@ -16,14 +16,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from inferloop.backends.entry import unusable
 from inferloop.backends.http import HttpError
 from inferloop.cli import wire
-from inferloop.cli.common import CacheDirOption, JsonOption, is_interactive, print_json, run_async, stderr, stdout, verb
+from inferloop.cli.common import (
+    CacheDirOption,
+    CaFileOption,
+    InsecureOption,
+    JsonOption,
+    is_interactive,
+    print_json,
+    run_async,
+    stderr,
+    stdout,
+    verb,
+)
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.ids import new_id
 from inferloop.records.files import write_atomic
 
 if TYPE_CHECKING:
+    from inferloop.backends.endpoint import Endpoint
     from inferloop.cli.batch_client import BatchClient, BatchView
     from inferloop.cli.batch_files import Input
 
@@ -60,6 +73,8 @@ def batch(
         str | None,
         typer.Option(help="Model of rows that name none, and to launch; default: what rows name, or the embedded one."),
     ] = None,
+    ca_file: CaFileOption = None,
+    insecure: InsecureOption = False,
     cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -67,14 +82,17 @@ def batch(
     kept (rows are known by custom_id), rows that failed are tried again.
 
     Failed rows go to OUTPUT with the suffix .errors.jsonl. Exit code 1 when there are any, 2 when FILE is wrong; then
-    nothing ran, and every wrong line was told.
+    nothing ran, and every wrong line was told. A key for a URL is read from INFERLOOP_API_KEY.
 
     Example: inferloop batch requests.jsonl --target embedded --output answers.jsonl
     """
     from inferloop.cli.batch_files import held, read_input
 
-    wire.check_target(target)
+    entry = wire.Entry(ca_file, insecure)
+    wire.check_target(target, entry)
     launched = not wire.is_url(target)
+    if insecure:
+        stderr.print(f"{target}: its certificate is not checked (--insecure)", markup=False)
     if file.resolve() in (output.resolve(), _errors_of(output).resolve()):
         raise UsageError(f"--output {output} would be written over {file}; choose another")
     source = read_input(file, with_default_model=model is not None or launched)
@@ -84,14 +102,16 @@ def batch(
     try:
         with held(folder, output):
             job = _job(source, output, folder, name)
-            done = run_async(lambda: _run(job, target, name, cache_dir)) if job.num_rest else None
+            done = run_async(lambda: _run(job, target, entry, name, cache_dir)) if job.num_rest else None
             shutil.rmtree(folder)
     except KeyboardInterrupt:
         how = "to go on" if launched else "the server goes on by itself; for its answers"
-        stderr.print(f"{how}: {_command(file, target, output, model, cache_dir)}", markup=False, soft_wrap=True)
+        stderr.print(f"{how}: {_command(file, target, entry, output, model, cache_dir)}", markup=False, soft_wrap=True)
         raise
     except HttpError as error:
-        command = _command(file, target, output, model, cache_dir)
+        if error.is_distrust:
+            raise unusable(wire.endpoint(target, entry), error) from error
+        command = _command(file, target, entry, output, model, cache_dir)
         raise EnvironmentLacksError(f"the server went away: {error}", fix=f"To go on: {command}") from error
     summary = _summary(job, done, time.monotonic() - t0_s)
     print_json(summary) if json_output else _show(summary)
@@ -137,13 +157,13 @@ def _run_id(folder: Path, file: Path, digest: str) -> str:
         return str(run["id"])
 
 
-async def _run(job: Job, target: str, model: str, cache_dir: Path | None) -> tuple[BatchView, int]:
+async def _run(job: Job, target: str, entry: wire.Entry, model: str, cache_dir: Path | None) -> tuple[BatchView, int]:
     """The batch, and how many rows the output answers now: works until the batch has ended and its answers
     are there."""
     from inferloop.cli.batch_client import BatchClient
 
-    async with _server(job, target, model, cache_dir) as url:
-        client = BatchClient(url)
+    async with _server(job, target, entry, model, cache_dir) as at:
+        client = BatchClient(at)
         try:
             if (view := await client.find(job.metadata)) is None:
                 file_id = await client.upload(job.rest)
@@ -157,13 +177,15 @@ async def _run(job: Job, target: str, model: str, cache_dir: Path | None) -> tup
 
 
 @contextlib.asynccontextmanager
-async def _server(job: Job, target: str, model: str, cache_dir: Path | None) -> AsyncIterator[str]:
+async def _server(
+    job: Job, target: str, entry: wire.Entry, model: str, cache_dir: Path | None
+) -> AsyncIterator[Endpoint | str]:
     """A URL as it is, or one of ours whose batch jobs lie beside the output."""
     from inferloop.backends.serve_process import launch_spec
     from inferloop.contract.workload import ModelRef
 
     if wire.is_url(target):
-        yield target
+        yield wire.endpoint(target, entry)
         return
     jobs = str(job.folder / "jobs")
     if target == "embedded":
@@ -271,8 +293,12 @@ def _show(summary: dict[str, Any]) -> None:
         )
 
 
-def _command(file: Path, target: str, output: Path, model: str | None, cache_dir: Path | None) -> str:
+def _command(
+    file: Path, target: str, entry: wire.Entry, output: Path, model: str | None, cache_dir: Path | None
+) -> str:
     words = ["inferloop", "batch", str(file), "--target", target, "--output", str(output)]
     words += ["--model", model] if model is not None else []
+    words += ["--ca-file", str(entry.ca_file)] if entry.ca_file is not None else []
+    words += ["--insecure"] if entry.insecure else []
     words += ["--cache-dir", str(cache_dir)] if cache_dir is not None else []
     return shlex.join(words)

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
+from inferloop.backends.endpoint import Endpoint
 from inferloop.backends.http import HttpClient, HttpError, Response
 from inferloop.core.errors import EnvironmentLacksError, RecordWriteError, UsageError
 
@@ -69,9 +69,10 @@ class BatchClient:
     """One server. Methods raise HttpError when it is not there, UsageError when it keeps no batch jobs,
     EnvironmentLacksError for any other answer that is none. `download` raises RecordWriteError, too."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
-        self._http = HttpClient(self._url)
+    def __init__(self, at: Endpoint | str) -> None:
+        self._http = HttpClient(at)
+        self._endpoint = self._http.endpoint
+        self._url = self._http.base_url
 
     async def close(self) -> None:
         await self._http.close()
@@ -80,7 +81,7 @@ class BatchClient:
         """The file's id. What is held in memory is a piece of it."""
         abandoned = threading.Event()
         try:
-            status, body = await asyncio.to_thread(_post_form, f"{self._url}/v1/files", path, abandoned)
+            status, body = await asyncio.to_thread(_post_form, self._endpoint, path, abandoned)
         except (OSError, http.client.HTTPException) as error:
             raise HttpError("connect", f"{self._url}: {error}") from error
         except asyncio.CancelledError:
@@ -136,6 +137,8 @@ class BatchClient:
             raise EnvironmentLacksError(f"{self._url}{path} does not answer like an OpenAI API") from None
 
     def _refused(self, status: int, body: bytes) -> NoReturn:
+        self._endpoint.check_entry(status)
+        body = self._endpoint.redact_bytes(body)
         try:
             error = json.loads(body)["error"]
             message, code = str(error["message"]), error.get("code")
@@ -153,7 +156,7 @@ def _view(value: Any) -> BatchView:
         raise EnvironmentLacksError(f"the server's batch is none of OpenAI's: {error}") from None
 
 
-def _post_form(url: str, path: Path, abandoned: threading.Event) -> tuple[int, bytes]:
+def _post_form(endpoint: Endpoint, path: Path, abandoned: threading.Event) -> tuple[int, bytes]:
     """Upload `path` with the purpose `batch`; blocks. Raises OSError, http.client.HTTPException."""
     boundary = os.urandom(16).hex()
     head = (
@@ -172,13 +175,17 @@ def _post_form(url: str, path: Path, abandoned: threading.Event) -> tuple[int, b
                 yield piece
         yield tail
 
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.netloc.rpartition("@")[2], timeout=_TIMEOUT_S)
+    tls = endpoint.tls()
+    connection = (
+        http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=_TIMEOUT_S)
+        if tls is None
+        else http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=_TIMEOUT_S, context=tls)
+    )
     try:
         length = len(head) + path.stat().st_size + len(tail)
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(length)}
-        connection.request("POST", parts.path, body=pieces(), headers=headers)
+        headers |= dict(endpoint.headers)
+        connection.request("POST", f"{endpoint.base_path}/v1/files", body=pieces(), headers=headers)
         response = connection.getresponse()
         return response.status, response.read()
     finally:

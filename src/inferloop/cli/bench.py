@@ -9,8 +9,12 @@ import typer
 
 from inferloop.cli.common import (
     CacheDirOption,
+    CaFileOption,
+    InsecureOption,
     JsonOption,
     RunsDirOption,
+    SeedOption,
+    chosen_seed,
     is_interactive,
     print_json,
     run_async,
@@ -44,7 +48,7 @@ def bench(
     peak: Annotated[
         float | None, typer.Option(min=0.0, help="Rate to judge at; default: the contract's peak.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same requests.")] = 0,
+    seed: SeedOption = None,
     rho: Annotated[
         float, typer.Option(min=0.05, max=0.99, help="Share of its capacity a replica is loaded to at the peak.")
     ] = 0.7,
@@ -52,6 +56,8 @@ def bench(
     ignore_eos: Annotated[
         bool, typer.Option(help="Ask for answers of exactly the sampled length; hosted APIs refuse this.")
     ] = True,
+    ca_file: CaFileOption = None,
+    insecure: InsecureOption = False,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
     compat: CompatOption = None,
@@ -59,7 +65,8 @@ def bench(
 ) -> None:
     """Measure serial, burst, the rates between them and the contract's peak; write a run folder.
 
-    Exits 1 when the objective is missed or cannot be certified, 4 when the run is void.
+    A key for a URL is read from INFERLOOP_API_KEY. Exits 1 when the objective is missed or cannot be certified, 4
+    when the run is void.
 
     Example: inferloop bench contracts/assistant.yaml --target http://127.0.0.1:8000
     """
@@ -70,22 +77,26 @@ def bench(
     from inferloop.plan.capacity import size
     from inferloop.records.run import RunWriter, open_run
 
-    wire.check_target(target)
+    entry = wire.Entry(ca_file, insecure)
+    wire.check_target(target, entry)
     tools = check_compat(compat)
     loaded = load(contract)
+    seed = chosen_seed(seed)
     options = BenchOptions(seed=seed, budget_s=budget_s, num_points=points, peak_qps=peak, ignore_eos=ignore_eos)
-    told = {"contract_text": contract.read_text(), "target": target}
+    told = {"contract_text": contract.read_text(), "target": target, "insecure": insecure}
 
     async def main(writer: RunWriter) -> BenchResult:
         await wire.make_ready(target, loaded.model, cache_dir)
-        async with wire.target(target, loaded.model, log_dir=writer.path, cache_dir=cache_dir, slo=loaded.slo) as t:
+        async with wire.target(
+            target, loaded.model, log_dir=writer.path, cache_dir=cache_dir, entry=entry, slo=loaded.slo
+        ) as t:
             with _Bars() as bars:
-                return await run_bench(loaded, t.url, model or t.model, t.codec, options, writer, bars.tell)
+                return await run_bench(loaded, t.at, model or t.model, t.codec, options, writer, bars.tell)
 
     with RunWriter(runs_dir, verb="bench", service=loaded.service, contract=loaded, options=told) as writer:
         result = run_async(lambda: main(writer))
         sizing = size(loaded.traffic.qps.peak, result.capacity, rho=rho, failure_headroom=failure_headroom)
-        summary = writer.finish({**result.as_summary(), "replicas": sizing.as_json()})
+        summary = writer.finish({**result.as_summary(), "seed": seed, "replicas": sizing.as_json()})
         report = write_report(open_run(writer.path))
     measured = open_run(writer.path).points() if tools else {}
     if json_output:

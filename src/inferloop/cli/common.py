@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -28,6 +29,19 @@ CacheDirOption = Annotated[
     typer.Option(
         "--cache-dir", envvar="INFERLOOP_CACHE_DIR", help="Where models are cached; default: the user's cache."
     ),
+]
+CaFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file", help="Authorities to trust for https instead of the system's, as PEM.", show_default=False
+    ),
+]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="Take any certificate of an https target; the run says so.")
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(min=0, help="Same seed, same requests; default: a random one, which is told.", show_default=False),
 ]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are written.")]
 
@@ -100,6 +114,13 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
             return runner.run(cancellable())
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+
+
+def chosen_seed(seed: int | None) -> int:
+    """The one that was asked for, or a random one; told either way, so that a run can be repeated."""
+    chosen = secrets.randbelow(2**31) if seed is None else seed
+    stderr.print(f"seed {chosen}" + ("" if seed is not None else f" (--seed {chosen} sends the same requests)"))
+    return chosen
 
 
 def print_json(value: Any) -> None:

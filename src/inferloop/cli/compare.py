@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inferloop.cli.common import CacheDirOption, JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
+from inferloop.cli.common import (
+    CacheDirOption,
+    CaFileOption,
+    InsecureOption,
+    JsonOption,
+    RunsDirOption,
+    SeedOption,
+    chosen_seed,
+    print_json,
+    run_async,
+    stderr,
+    stdout,
+    verb,
+)
 from inferloop.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,10 +52,12 @@ def compare(
     window_s: Annotated[
         float, typer.Option("--window-s", min=0.5, max=3600, help="How long it is measured each time.")
     ] = 10.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same requests.")] = 0,
+    seed: SeedOption = None,
     ignore_eos: Annotated[
         bool, typer.Option(help="Ask for answers of exactly the sampled length; hosted APIs refuse this.")
     ] = True,
+    ca_file: CaFileOption = None,
+    insecure: InsecureOption = False,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
@@ -50,7 +65,8 @@ def compare(
     """Send the same requests to every target in turns, and tell the differences that chance does not explain.
 
     The first target is measured against itself before anything is compared: what differs there is the noise floor.
-    Exits 4 when a target could not be compared.
+    A key for URLs is read from INFERLOOP_API_KEY; one for the second alone from INFERLOOP_API_KEY_B, and so on. Exits 4
+    when a target could not be compared.
 
     Example: inferloop compare contracts/assistant.yaml --targets "embedded,embedded kv_dtype=int8" --rates 1,2
     """
@@ -60,10 +76,17 @@ def compare(
     from inferloop.contract.load import load
     from inferloop.records.run import RunWriter, open_run
 
-    wanted = [(text.strip(), *wire.target_flags(text)) for text in targets.split(",")]
+    wanted = []
+    for number, text in enumerate(targets.split(",")):
+        # What is not https takes part in no question of certificates, as long as another target does.
+        is_https = text.strip().startswith("https://") or "https://" not in targets
+        label = chr(ord("A") + number)
+        entry = wire.Entry(ca_file, insecure, label) if is_https else wire.Entry(label=label)
+        wanted.append((text.strip(), entry, *wire.target_flags(text, entry)))
     if len(wanted) < 2:
         raise UsageError("--targets needs at least two, separated by commas")
     loaded = load(contract)
+    seed = chosen_seed(seed)
     options = CompareOptions(
         _rates(rates, loaded), seed=seed, num_rounds=rounds, window_s=window_s, ignore_eos=ignore_eos
     )
@@ -73,25 +96,26 @@ def compare(
     async def main(writer: RunWriter) -> CompareResult:
         async with AsyncExitStack() as stack:
             contenders = []
-            for number, (text, name, flags) in enumerate(wanted):
+            for text, entry, name, flags in wanted:
                 up = await stack.enter_async_context(
                     wire.target(
                         name,
                         loaded.model,
                         log_dir=writer.path,
                         cache_dir=cache_dir,
+                        entry=entry,
                         slo=loaded.slo,
                         flags=flags,
-                        log_name=f"{chr(ord('a') + number)}-{name}",
+                        log_name=f"{str(entry.label).lower()}-{name}",
                     )
                 )
-                contenders.append(Contender(text, up.url, up.model, up.codec, tuple(text.split()[1:])))
+                contenders.append(Contender(text, up.at, up.model, up.codec, tuple(text.split()[1:])))
             return await run_compare(loaded, contenders, options, writer, _tell)
 
-    told = {"contract_text": contract.read_text()}
+    told = {"contract_text": contract.read_text(), "insecure": insecure}
     with RunWriter(runs_dir, verb="compare", service=loaded.service, contract=loaded, options=told) as writer:
         result = run_async(lambda: main(writer))
-        summary = writer.finish(result.as_summary())
+        summary = writer.finish({**result.as_summary(), "seed": seed})
         report = write_report(open_run(writer.path))
     if json_output:
         print_json(summary)

@@ -9,10 +9,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from inferloop.backends.http import HttpError
 from inferloop.cli import wire
 from inferloop.cli.common import (
     CacheDirOption,
+    CaFileOption,
+    InsecureOption,
     JsonOption,
     RunsDirOption,
     is_interactive,
@@ -24,7 +25,6 @@ from inferloop.cli.common import (
 )
 from inferloop.cli.report import report_input
 from inferloop.contract.workload import ModelRef, QualityGate
-from inferloop.core.errors import EnvironmentLacksError
 from inferloop.evals.load import load_suite
 from inferloop.evals.run import CaseResult, EvalRun, run_suite
 from inferloop.pages.report import render_report
@@ -47,17 +47,21 @@ def eval(  # noqa: A001  the verb is called that
     minimum: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Gate: the score to reach.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Cases in flight.")] = 4,
     timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds that one exchange may take.")] = 60.0,
+    ca_file: CaFileOption = None,
+    insecure: InsecureOption = False,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Ask every case of a suite, score the answers, write a run folder. Cases that fail to run stay in the count.
 
-    Exit code 1 when a gate was given and not passed, or when a case was wrong.
+    A key for a URL is read from INFERLOOP_API_KEY. Exit code 1 when a gate was given and not passed, or when a case was
+    wrong.
 
     Example: inferloop eval evals/assistant.yaml --target http://127.0.0.1:8000 --minimum 0.9
     """
-    wire.check_target(target)
+    entry = wire.Entry(ca_file, insecure)
+    wire.check_target(target, entry)
     loaded = load_suite(suite)
     launched = ModelRef(model or wire.EMBEDDED_MODEL)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -70,23 +74,14 @@ def eval(  # noqa: A001  the verb is called that
             _tell(result)
 
     async def main(log_dir: Path) -> EvalRun:
-        try:
-            async with wire.target(target, launched, log_dir=log_dir, cache_dir=cache_dir) as t:
-                return await run_suite(
-                    loaded,
-                    t.url,
-                    model=model or t.model,
-                    concurrency=concurrency,
-                    timeout_s=timeout_s,
-                    on_result=tell,
-                )
-        except HttpError as error:
-            raise EnvironmentLacksError(
-                f"the target does not answer like an OpenAI API: {error}", fix="Start it, or check the URL."
-            ) from error
+        async with wire.target(target, launched, log_dir=log_dir, cache_dir=cache_dir, entry=entry) as t:
+            return await run_suite(
+                loaded, t.at, model=model or t.model, concurrency=concurrency, timeout_s=timeout_s, on_result=tell
+            )
 
+    told = {"insecure": insecure}
     gate = QualityGate(str(suite), minimum) if minimum is not None else None
-    with RunWriter(runs_dir, verb="eval", service=loaded.name, target=target) as writer:
+    with RunWriter(runs_dir, verb="eval", service=loaded.name, target=target, options=told) as writer:
         run_async(lambda: wire.make_ready(target, launched, cache_dir))
         with writer.stage("suite", suite=str(suite)), bar:
             run = run_async(lambda: main(writer.path))
@@ -123,6 +118,8 @@ def _show(run: EvalRun, summary: dict[str, Any]) -> None:
     stdout.print(f"95 % interval {low:.3f} to {high:.3f}" + (f"; detects a drop of {mde:.3f}" if mde else ""))
     if run.tally.unscored:
         stdout.print(f"counting cases without a score: between {run.tally.worst:.3f} and {run.tally.best:.3f}")
+    for note in run.notes:
+        stdout.print(f"note: {note}", markup=False)
     stdout.print(f"gate: {summary['verdict']}")
     for reason in summary["reasons"]:
         stdout.print(f"  {reason}", markup=False)

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inferloop.cli.common import CacheDirOption, JsonOption, RunsDirOption, print_json, run_async, stderr, stdout, verb
+from inferloop.cli.common import (
+    CacheDirOption,
+    JsonOption,
+    RunsDirOption,
+    SeedOption,
+    chosen_seed,
+    print_json,
+    run_async,
+    stderr,
+    stdout,
+    verb,
+)
 from inferloop.core.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -25,7 +36,7 @@ def up(
         bool, typer.Option("--once", help="Do everything, prove the service with real chats, stop, exit by verdict.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampled workload.")] = 0,
+    seed: SeedOption = None,
     bench_budget_s: Annotated[float, typer.Option(min=10, max=86400, help="Time for the frontier.")] = 170.0,
     rho: Annotated[
         float, typer.Option(help="Share of its capacity that a replica is loaded to at the peak.", min=0.05, max=0.99)
@@ -54,7 +65,7 @@ def up(
         contract=contract,
         runs_dir=runs_dir,
         port=port,
-        seed=seed,
+        seed=chosen_seed(seed),
         bench_budget_s=bench_budget_s,
         rho=rho,
         failure_headroom=failure_headroom,

@@ -252,6 +252,7 @@ class Up:
         summary = {
             **(bench.as_summary() if bench else {"points": []}),
             "kind": "up",
+            "seed": self._options.seed,
             "verdict": gates.overall(found),
             "reasons": gates.reasons(found),
             "gates": plain(found),

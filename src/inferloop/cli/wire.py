@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
-from urllib.parse import urlsplit
 
 from inferloop.core.errors import UsageError, nearest
 
 if TYPE_CHECKING:
+    from inferloop.backends.endpoint import Endpoint
     from inferloop.backends.protocols import LaunchSpec
     from inferloop.backends.serve_process import Value
     from inferloop.bench.render import PromptCodec
@@ -35,7 +36,7 @@ class Target:
     """A server that is up. `model` None: the only one it lists. `codec` is the model's own tokenizer when its files
     are known to be here; None: ask the server's /tokenize."""
 
-    url: str
+    at: Endpoint
     model: str | None = None
     codec: PromptCodec | None = None
 
@@ -146,25 +147,45 @@ def embedded_spec(model: ModelRef, cache_dir: Path | None, **options: Value) -> 
     return launch_spec(model.id, {**named, **options})
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How the targets that are URLs are entered. `label` tells several of them apart: B has a key of its own in
+    INFERLOOP_API_KEY_B, where that is set."""
+
+    ca_file: Path | None = None
+    insecure: bool = False
+    label: str | None = None
+
+
 def is_url(name: str) -> bool:
-    """Whether a target is a URL. Raises UsageError for a broken one."""
-    if not name.startswith(("http://", "https://")):
-        return False
-    try:
-        parts = urlsplit(name)
-        complete = bool(parts.hostname) and parts.port != 0  # reading the port checks it
-    except ValueError:
-        complete = False
-    if not complete or any(c.isspace() for c in name):
-        raise UsageError(f"--target {name!r} is not a complete URL; it looks like http://127.0.0.1:8000")
-    return True
+    return name.startswith(("http://", "https://"))
 
 
-def target_flags(text: str) -> tuple[str, dict[str, Value]]:
+def endpoint(url: str, entry: Entry) -> Endpoint:
+    """The URL with its key, which is read from the environment here and nowhere else. Raises UsageError for a URL that
+    is none, or that holds a key itself, and for an entry that does not fit it."""
+    from inferloop.backends.endpoint import KEY_VARIABLE, Endpoint
+    from inferloop.core.secret import Secret
+
+    made = Endpoint(url, ca_file=entry.ca_file, insecure=entry.insecure)
+    made.tls()  # a file that cannot be read is told now
+    names = [KEY_VARIABLE]
+    if entry.label is not None:
+        names.insert(0, f"{KEY_VARIABLE}_{entry.label}")
+    if made.is_tls and (made.host == _OPENAI or made.host.endswith("." + _OPENAI)):
+        names.append("OPENAI_API_KEY")  # which is for nobody else's servers
+    found = next((text for name in names if (text := os.environ.get(name, "").strip())), None)
+    return made if found is None else replace(made, api_key=Secret(found))
+
+
+_OPENAI = "openai.com"
+
+
+def target_flags(text: str, entry: Entry) -> tuple[str, dict[str, Value]]:
     """`embedded kv_dtype=int8 deterministic` to the name and the flags of `serve` to launch it with;
     `scripted ttft_ms=5` to the name and its script. Raises UsageError for an unknown target, or flags for a URL."""
     name, *words = text.split() or [""]
-    check_target(name)
+    check_target(name, entry)
     if words and is_url(name):
         raise UsageError(f"target {text!r}: flags are for what is launched, and a URL is up already")
     if name == "scripted":
@@ -173,9 +194,13 @@ def target_flags(text: str) -> tuple[str, dict[str, Value]]:
     return name, {key.replace("-", "_"): value if equals else True for key, equals, value in pairs}
 
 
-def check_target(name: str) -> None:
-    """Raises UsageError for what is neither a URL nor a backend that can be launched."""
-    if not is_url(name) and name not in LAUNCHABLE:
+def check_target(name: str, entry: Entry) -> None:
+    """Raises UsageError for what is neither a URL nor a backend that can be launched, and for what of `entry` does not
+    fit it."""
+    if is_url(name):
+        endpoint(name, entry)
+        return
+    if name not in LAUNCHABLE:
         close = nearest(name, LAUNCHABLE)
         hint = (
             f"did you mean {close!r}?"
@@ -183,6 +208,8 @@ def check_target(name: str) -> None:
             else f"a URL such as http://127.0.0.1:8000, or one of: {', '.join(LAUNCHABLE)}"
         )
         raise UsageError(f"unknown target {name!r} ({hint})")
+    if entry.ca_file is not None or entry.insecure:
+        raise UsageError(f"--ca-file and --insecure are for an https URL, and {name} is launched here")
 
 
 @contextlib.asynccontextmanager
@@ -192,6 +219,7 @@ async def target(
     *,
     log_dir: Path,
     cache_dir: Path | None,
+    entry: Entry,
     slo: Slo | None = None,
     flags: Mapping[str, Value] | None = None,
     log_name: str | None = None,
@@ -202,10 +230,11 @@ async def target(
 
     Raises UsageError for a name that is neither, LaunchError when it does not get ready.
     """
-    check_target(name)
+    check_target(name, entry)
     if is_url(name):
-        yield Target(name)
+        yield Target(endpoint(name, entry))
         return
+    from inferloop.backends.endpoint import Endpoint
     from inferloop.backends.serve_process import launch_spec
     from inferloop.engine.text.codec import Codec
 
@@ -217,7 +246,7 @@ async def target(
     else:
         spec = launch_spec(model.id, flags, backend="scripted")
     async with launched(spec, log_path=log_dir / f"{log_name or name}.log") as url:
-        yield Target(url, model.id, codec)
+        yield Target(Endpoint(url), model.id, codec)
 
 
 @contextlib.asynccontextmanager

@@ -71,11 +71,11 @@ class Asker:
             raise HttpError("protocol", f"{path}: no {name!r} in the answer") from error
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        """Status and the whole body. Raises HttpError."""
+        """Status and the whole body, but for our key. Raises HttpError."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 payload = json.dumps(body, ensure_ascii=False).encode()
                 response = await self._client.request("POST", path, headers=_JSON, body=payload)
-                return response.status, await response.read()
+                return response.status, self._client.endpoint.redact_bytes(await response.read())
         except TimeoutError:
             raise HttpError("timeout", f"POST {path}: not finished within {self._timeout_s:g} s") from None

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from inferloop.backends.endpoint import Endpoint
+from inferloop.backends.entry import check_entry, unusable
 from inferloop.backends.http import HttpClient, HttpError
 from inferloop.contract.workload import QualityGate
 from inferloop.evals.ask import Asker, CaseSkippedError
@@ -35,6 +37,7 @@ class EvalRun:
     results: tuple[CaseResult, ...]
     identity_digest: str | None = None
     """The serving identity that the target tells of itself; None when it tells none."""
+    notes: tuple[str, ...] = ()
 
     @property
     def tally(self) -> Tally:
@@ -52,6 +55,7 @@ class EvalRun:
         return {
             "verdict": judged.verdict if judged else "not declared",
             "reasons": list(judged.reasons) if judged else [],
+            "notes": list(self.notes),
             "minimum": gate.minimum if gate else None,
             "suite": {"name": self.suite.name, "version": self.suite.version, "digest": self.suite.digest},
             "target": self.target,
@@ -69,7 +73,7 @@ class EvalRun:
 
 async def run_suite(
     suite: Suite,
-    url: str,
+    at: Endpoint | str,
     *,
     model: str | None = None,
     concurrency: int = 4,
@@ -78,14 +82,15 @@ async def run_suite(
 ) -> EvalRun:
     """Ask every case of `suite`, at most `concurrency` at once. `model` None: the first that the target lists.
 
-    `on_result` is called as each case ends. Raises HttpError only when the target does not say which model it has;
-    after that every failure is a result.
+    `on_result` is called as each case ends. Raises EnvironmentLacksError when the target does not say which model it
+    has, is not trusted, or wants a key that we have not; after that every failure is a result.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be >= 1, got {concurrency}")
-    client = HttpClient(url)
+    client = HttpClient(at)
     try:
         name = model or await _first_model(client)
+        await check_entry(client)
         asker = Asker(client, name, timeout_s=timeout_s)
         free = asyncio.Semaphore(concurrency)
 
@@ -98,7 +103,8 @@ async def run_suite(
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(case)) for case in suite.cases]
-        return EvalRun(suite, url, name, tuple(task.result() for task in tasks), await _identity_digest(client))
+        results, digest = tuple(task.result() for task in tasks), await _identity_digest(client)
+        return EvalRun(suite, client.endpoint.url, name, results, digest, client.endpoint.caveats)
     finally:
         await client.close()
 
@@ -118,11 +124,12 @@ def _text(seen: Observation) -> str | None:
 
 
 async def _first_model(client: HttpClient) -> str:
-    listed = await client.get_json("/v1/models")
     try:
-        return str(listed["data"][0]["id"])
+        return str((await client.get_json("/v1/models"))["data"][0]["id"])
+    except HttpError as error:
+        raise unusable(client.endpoint, error) from error
     except (KeyError, IndexError, TypeError) as error:
-        raise HttpError("protocol", f"{client.base_url}/v1/models lists no model") from error
+        raise unusable(client.endpoint, HttpError("protocol", "/v1/models lists no model")) from error
 
 
 async def _identity_digest(client: HttpClient) -> str | None:

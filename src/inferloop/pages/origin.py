@@ -33,6 +33,7 @@ def origin(header: Json) -> Markup:
         ("Started", instant(header.get("t_start_wall_ns"))),
         ("Took", _took(header)),
         ("Target", header.get("target")),
+        ("Certificate", "not checked (--insecure)" if mapping(header.get("options")).get("insecure") else None),
         ("Arrivals", header.get("arrivals")),
         ("Seed", None if header.get("seed") is None else str(header["seed"])),
         ("Warm-up", None if header.get("warmup_s") is None else duration(header["warmup_s"])),

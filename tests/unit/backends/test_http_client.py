@@ -12,6 +12,7 @@ import pytest_asyncio
 import uvloop
 
 from inferloop.backends.http import HttpClient, HttpError, _Connection
+from inferloop.core.errors import UsageError
 
 Script = Callable[["Peer"], Awaitable[None]]
 
@@ -424,7 +425,7 @@ async def test_get_json_names_what_went_wrong(server: Server, client: HttpClient
 
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:80", "http://"])
 def test_what_is_not_an_http_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="not an http"):
+    with pytest.raises(UsageError, match="not a complete URL"):
         HttpClient(url)
 
 

@@ -23,7 +23,7 @@ from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.measure.invariants import violations
 
-PEM = Path(__file__).with_name("localhost.pem")
+PEM = Path(__file__).parents[2] / "localhost.pem"
 FRAME = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 FRAMED = SSE + b"content-length: %d\r\n\r\n" % len(FRAME) + FRAME

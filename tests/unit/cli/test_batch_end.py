@@ -14,6 +14,7 @@ from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.cli import batch, batch_files
 from inferloop.cli.batch_client import BatchClient
 from inferloop.cli.main import app
+from inferloop.cli.wire import Entry
 from inferloop.core.errors import RecordWriteError
 from inferloop.records.sink import DropSink
 from inferloop.serve.app import build_app
@@ -57,9 +58,9 @@ async def test_answers_that_a_killed_run_had_written_already_count_once(
             with batch_files.held(folder, output):
                 with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
                     patched.setattr(batch_files, "merge", killed_between)
-                    await batch._run(batch._job(source, output, folder, "m"), url, "m", None)
+                    await batch._run(batch._job(source, output, folder, "m"), url, Entry(), "m", None)
                 job = batch._job(source, output, folder, "m")
-                summary = batch._summary(job, await batch._run(job, url, "m", None), 1.0)
+                summary = batch._summary(job, await batch._run(job, url, Entry(), "m", None), 1.0)
     assert {name: summary[name] for name in ("rows", "completed", "failed", "kept")} == {
         "rows": 3, "completed": 2, "failed": 1, "kept": 2,
     }  # fmt: skip

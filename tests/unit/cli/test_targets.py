@@ -1,18 +1,30 @@
-"""What may stand after --target."""
+"""What may stand after --target, and how a target is entered."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from inferloop.cli.wire import embedded_spec, is_url, tpot_objective_ms
+from inferloop.cli.wire import Entry, check_target, embedded_spec, endpoint, is_url, target_flags, tpot_objective_ms
 from inferloop.contract.workload import ModelRef
 from inferloop.core.errors import UsageError
+from inferloop.core.secret import Secret
 from inferloop.core.slo import Objective, Slo
+
+PEM = Path(__file__).parents[2] / "localhost.pem"
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INFERLOOP_API_KEY", "INFERLOOP_API_KEY_B", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://api.example.org/v1/", "http://[::1]:80"])
 def test_urls(url: str) -> None:
     assert is_url(url)
+    check_target(url, Entry())
 
 
 @pytest.mark.parametrize("name", ["embedded", "localhost:8000", "", "ftp://x"])
@@ -20,12 +32,10 @@ def test_names(name: str) -> None:
     assert not is_url(name)
 
 
-@pytest.mark.parametrize(
-    "broken", ["http://", "http://h:port", "http://h:99999", "http://a b", "http://[::1", "https:///x"]
-)
+@pytest.mark.parametrize("broken", ["http://", "http://h:port", "http://h:99999", "http://[::1", "https:///x"])
 def test_half_a_url_is_told(broken: str) -> None:
     with pytest.raises(UsageError, match="not a complete URL"):
-        is_url(broken)
+        check_target(broken, Entry())
 
 
 def test_a_replica_is_told_the_tightest_time_per_token_of_the_contract() -> None:
@@ -35,3 +45,42 @@ def test_a_replica_is_told_the_tightest_time_per_token_of_the_contract() -> None
     argv = embedded_spec(ModelRef("m"), None, tpot_objective_ms=tpot_objective_ms(slo)).argv
     assert argv[argv.index("--tpot-objective-ms") + 1] == "30.0"
     assert "--tpot-objective-ms" not in embedded_spec(ModelRef("m"), None, tpot_objective_ms=None).argv
+
+
+@pytest.mark.parametrize("entry", [Entry(ca_file=PEM), Entry(insecure=True)])
+@pytest.mark.parametrize("target", ["embedded", "scripted", "http://127.0.0.1:1"])
+def test_questions_of_certificates_need_https(target: str, entry: Entry) -> None:
+    with pytest.raises(UsageError, match=r"https|no certificate"):
+        check_target(target, entry)
+    check_target("https://127.0.0.1:1", entry)
+
+
+def test_an_authority_that_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.pem"):
+        check_target("https://x", Entry(ca_file=tmp_path / "none.pem"))
+
+
+def test_keys_come_from_the_environment_and_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert endpoint("https://x", Entry()).api_key is None
+    monkeypatch.setenv("OPENAI_API_KEY", "theirs")
+    assert endpoint("https://x", Entry()).api_key is None, "it is meant for nobody else's server"
+    assert endpoint("https://notopenai.com", Entry()).api_key is None
+    assert endpoint("http://api.openai.com", Entry()).api_key is None
+    assert endpoint("https://api.openai.com/v1", Entry()).api_key == Secret("theirs")
+    monkeypatch.setenv("INFERLOOP_API_KEY", " ours\n")
+    assert endpoint("https://api.openai.com/v1", Entry()).api_key == Secret("ours")
+    assert endpoint("http://x", Entry()).api_key == Secret("ours")
+    monkeypatch.setenv("INFERLOOP_API_KEY_B", "second")
+    assert endpoint("http://x", Entry(label="A")).api_key == Secret("ours")
+    assert endpoint("http://x", Entry(label="B")).api_key == Secret("second")
+    monkeypatch.setenv("INFERLOOP_API_KEY", "")
+    assert endpoint("http://x", Entry()).api_key is None
+
+
+def test_flags_are_for_what_is_launched() -> None:
+    assert target_flags("embedded kv_dtype=int8 --deterministic", Entry()) == (
+        "embedded",
+        {"kv_dtype": "int8", "deterministic": True},
+    )
+    with pytest.raises(UsageError, match="flags are for"):
+        target_flags("http://h:1 a=1", Entry())

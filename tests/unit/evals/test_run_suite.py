@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from inferloop.backends.http import HttpError
 from inferloop.contract.workload import QualityGate
+from inferloop.core.errors import EnvironmentLacksError
 from inferloop.evals.run import CaseResult, run_suite
 from inferloop.evals.suite import Case, Suite
 
@@ -50,6 +50,8 @@ class Target:
             writer.close()
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, str, bytes]:
+        if method == "POST" and not body:
+            return 400, "application/json", b'{"error": {"param": "prompt"}}'
         self.seen.append({"path": path, **body})
         if path == "/v1/models":
             return 200, "application/json", b'{"data": [{"id": "tiny"}]}'
@@ -148,5 +150,6 @@ async def test_concurrency_is_bounded(concurrency: int) -> None:
 
 
 async def test_a_target_that_is_not_there_is_an_error_of_the_run() -> None:
-    with pytest.raises(HttpError):
-        await run_suite(Suite("s", 1, (asks("a", "b"),)), "http://127.0.0.1:9")
+    for model in (None, "named"):
+        with pytest.raises(EnvironmentLacksError, match="check the URL"):
+            await run_suite(Suite("s", 1, (asks("a", "b"),)), "http://127.0.0.1:9", model=model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from inferloop.bench.client.endpoint import Endpoint
+from inferloop.backends.endpoint import Endpoint
 
 _MASK = (1 << 128) - 1
 _STRIDE = 0x9E3779B97F4A7C15F39CC0605CEDC835
@@ -35,8 +35,7 @@ class HeadWriter:
             "accept: text/event-stream",
             "x-inferloop-timings: 1",
         ]
-        if endpoint.api_key is not None:
-            fixed.append(f"authorization: Bearer {endpoint.api_key}")
+        fixed += [f"{name}: {value}" for name, value in endpoint.headers]
         self._fixed = "\r\n".join([*fixed, "x-request-id: bench-"])
         self._base_path, self._base = endpoint.base_path, base
         self._heads: dict[str, str] = {}

@@ -8,8 +8,8 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from inferloop.backends.endpoint import Endpoint
 from inferloop.bench.client.connection import Connection
-from inferloop.bench.client.endpoint import Endpoint
 
 _OUR_LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 _NUM_AT_ONCE = 32
