@@ -70,6 +70,10 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
+Printed = dict[str, dict[str, float]]
+"""By the names of measure.compat: mean, p50 and p99 in ms, as the tool printed them."""
+
+
 class Tool(Protocol):
     """One load generator. `rates` is about what it reaches of a closed load, so that windows last equally long; a load
     without one it cannot make."""
@@ -79,6 +83,14 @@ class Tool(Protocol):
 
     def command(self, task: Task) -> Command: ...
     def told(self, task: Task) -> Told: ...
+
+
+class Peer(Tool, Protocol):
+    """One whose definitions measure.compat knows as `compat`."""
+
+    compat: str
+
+    def printed(self, task: Task) -> Printed: ...
 
 
 def peer(tool: str, program: str = "python") -> str:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from lab.load_generators.load import NUM_TOKENS, Command, Task, Told, peer
+from lab.load_generators.load import NUM_TOKENS, Command, Printed, Task, Told, peer
+
+_PRINTED = {
+    "TTFT": "time_to_first_token",
+    "TTST": "time_to_second_token",
+    "TTFO": "time_to_first_output_token",
+    "request latency": "request_latency",
+    "ITL": "inter_token_latency",
+    "ICL": "inter_chunk_latency",
+}
+"""Its names by those of measure.compat."""
 
 
 class AiPerf:
     name = "aiperf"
+    compat = "aiperf"
     rates: Mapping[str, float] = {"plain": 520, "whole": 280, "fast": 280, "paced": 450}
 
     def command(self, task: Task) -> Command:
@@ -31,3 +42,7 @@ class AiPerf:
         ttft = row.get("time_to_first_token", {})
         late = row["credit_to_start_latency"]["p99"] if task.load.rate else None
         return Told(ttft.get("p50"), ttft.get("p99"), late)
+
+    def printed(self, task: Task) -> Printed:
+        row = json.loads((task.folder / "profile_export_aiperf.json").read_text())
+        return {n: {"mean": row[k]["avg"], "p50": row[k]["p50"], "p99": row[k]["p99"]} for n, k in _PRINTED.items()}

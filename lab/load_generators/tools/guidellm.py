@@ -6,11 +6,21 @@ import json
 from collections.abc import Mapping
 
 import numpy as np
-from lab.load_generators.load import NUM_TOKENS, Command, Task, Told, peer
+from lab.load_generators.load import NUM_TOKENS, Command, Printed, Task, Told, peer
+
+_PRINTED = {
+    "TTFT": ("time_to_first_token_ms", 1.0),
+    "TTFOT": ("time_to_first_output_token_ms", 1.0),
+    "ITL": ("inter_token_latency_ms", 1.0),
+    "TPOT": ("time_per_output_token_ms", 1.0),
+    "request latency": ("request_latency", 1e3),
+}
+"""(its name, to ms) by those of measure.compat."""
 
 
 class GuideLlm:
     name = "guidellm"
+    compat = "guidellm"
     rates: Mapping[str, float] = {"plain": 260, "whole": 230, "fast": 230, "paced": 160}
 
     def command(self, task: Task) -> Command:
@@ -42,3 +52,12 @@ class GuideLlm:
             times = [r["info"]["timings"] for r in row["requests"]["successful"]]
             late = float(np.percentile([1e3 * (t["request_start"] - t["targeted_start"]) for t in times], 99))
         return Told(ttft["p50"], ttft["p99"], late)
+
+    def printed(self, task: Task) -> Printed:
+        (row,) = json.loads((task.folder / "result.json").read_text())["benchmarks"]
+        found: Printed = {}
+        for name, (key, factor) in _PRINTED.items():
+            stats = row["metrics"][key]["successful"]
+            told = {"mean": stats["mean"], "p50": stats["percentiles"]["p50"], "p99": stats["percentiles"]["p99"]}
+            found[name] = {stat: factor * value for stat, value in told.items()}
+        return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from lab.load_generators.load import NUM_TOKENS, Command, Task, Told, peer
+from lab.load_generators.load import NUM_TOKENS, Command, Printed, Task, Told, peer
 
 _MAIN = """
 from vllm.benchmarks.serve import add_cli_args, main
@@ -18,6 +18,7 @@ main(parser.parse_args())
 
 class VllmBench:
     name = "vllm bench serve"
+    compat = "vllm"
     rates: Mapping[str, float] = {"whole": 1_700, "fast": 1_600, "paced": 1_000}
 
     def command(self, task: Task) -> Command:
@@ -34,3 +35,9 @@ class VllmBench:
     def told(self, task: Task) -> Told:
         row = json.loads((task.folder / "result.json").read_text())
         return Told(row["p50_ttft_ms"], row["p99_ttft_ms"])
+
+    def printed(self, task: Task) -> Printed:
+        row = json.loads((task.folder / "result.json").read_text())
+        stats = {"mean": "mean", "p50": "median", "p99": "p99"}
+        names = ("TTFT", "TPOT", "ITL", "E2EL")
+        return {n: {key: row[f"{stat}_{n.lower()}_ms"] for key, stat in stats.items()} for n in names}

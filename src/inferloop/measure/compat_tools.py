@@ -133,7 +133,11 @@ GUIDELLM = Tool(
                 else []
             ),
         ),
-        ToolMetric("request latency", "end of the response - send", lambda r: _one(r.t_end_ns - r.t_send_ns)),
+        ToolMetric(
+            "request latency",
+            "end of the response, which it leaves at [DONE], - send",
+            lambda r: _one(r.t_end_ns - r.t_send_ns),
+        ),
     ),
 )
 AIPERF = Tool(
