@@ -134,8 +134,8 @@ class Model:
     """Part -> dots_share; 1 for a part that is not there."""
 
     def cost(self, load: StepLoad) -> StepCost:
-        (window,) = set(self.header.structure.windows) or {None}
-        return step_cost(self.header.shape, load, self.weights, self.kv_bytes_per_token, window=window)
+        windows = self.header.structure.windows or (None,)
+        return step_cost(self.header.shape, load, self.weights, self.kv_bytes_per_token, windows=windows)
 
     def attainable(self, load: StepLoad, roofs: Roofs) -> Attainable:
         return attainable(self.cost(load), roofs, products=self.products, attention=self.attention)

@@ -122,6 +122,13 @@ def test_texts_come_back_from_their_ids(tokenizer: Tokenizer) -> None:
         assert tokenizer.decode(tokenizer.encode(text, allow_special=False)) == text
 
 
+def test_ids_are_those_of_transformers(files: ModelFiles, tokenizer: Tokenizer) -> None:
+    """Which reads the same vocabulary in its own way."""
+    theirs = transformers.AutoTokenizer.from_pretrained(files.path.parent, gguf_file=files.path.name)
+    for text in (*TEXTS, " two  spaces\tand\n\n\nlines ", "a▁b", "1234567 12,345.67", "ÀÉÎ ﬁ Ⅳ ½", "🙂👩‍👩‍👧‍👦 \u0378"):
+        assert tokenizer.encode(text, allow_special=True) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
 def generate(runner: Any, prompts: Prompts, drive: Callable[..., Any], **schedule: Any) -> list[list[int]]:
     wanted = Sampling(temperature=0.0, max_tokens=NUM_NEW)
     specs = [SequenceSpec(str(i), prompt, wanted, seed=i) for i, prompt in enumerate(prompts)]

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from inferloop.cli.common import JsonOption, RunsDirOption, print_json, stderr, stdout, verb
+from inferloop.cli.common import CacheDirOption, JsonOption, RunsDirOption, print_json, stderr, stdout, verb
 from inferloop.cli.main import VERBS, verb_command
 from inferloop.contract.archetypes import PROFILES
 from inferloop.contract.checklist import Evidence, Step, checklist
@@ -32,6 +32,7 @@ def check(
     contract: Annotated[Path, typer.Argument(help="The contract: YAML, TOML or JSON.")],
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when there is a warning.")] = False,
     runs_dir: RunsDirOption = Path("runs"),
+    cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Validate a contract, point out what is weak in it, and show the ten-step checklist with its evidence.
@@ -41,7 +42,7 @@ def check(
     Example: inferloop check contracts/assistant.yaml
     """
     loaded = load(contract)
-    findings = [*_here(loaded), *lint(loaded)]
+    findings = [*_here(loaded, cache_dir), *lint(loaded)]
     steps = tuple(_runnable(step, contract, loaded) for step in checklist(loaded, evidence_for(loaded, runs_dir)))
     warnings = [f for f in findings if f.severity == "warning"]
     failed = strict and bool(warnings)
@@ -80,7 +81,7 @@ def evidence_for(contract: Contract, runs_dir: Path) -> list[Evidence]:
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
 
 
-def _here(contract: Contract) -> list[Finding]:
+def _here(contract: Contract, cache_dir: Path | None) -> list[Finding]:
     """What would keep `up` from starting on this machine; the contract may still be right for another one.
 
     Raises ContractError for a suite that cannot be read: it is part of the promise.
@@ -101,7 +102,7 @@ def _here(contract: Contract) -> list[Finding]:
     known = known_models().get(contract.model.id)
     if known is None or known.terms is not None:  # other names of the catalogue are fetched when they are needed
         try:
-            resolve(contract.model.id)
+            resolve(contract.model.id, cache_dir=cache_dir)
         except InferloopError as error:
             found.append(Finding("warning", "model-not-here", "model.id", str(error)))
     return found

@@ -7,7 +7,8 @@ Bytes are what has to be moved once whatever the implementation is; nothing is a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -134,9 +135,11 @@ def step_cost(
     weights: WeightBytes,
     kv_bytes_per_token: float | None = None,
     *,
-    window: int | None = None,
+    windows: Sequence[int | None] = (None,),
 ) -> StepCost:
-    """Of one step. `kv_bytes_per_token` over all layers, None: bf16. `window`: keys that a query sees, itself included.
+    """Of one step. `kv_bytes_per_token` over all layers, None: bf16. `windows`: keys that a query sees, itself
+    included, of each layer or of layers that take turns; None: all. Of experts those that one token goes through are
+    counted, which many tokens exceed.
 
     - Every weight is read once, however many rows there are; the head only when somebody is sampled, of the embedding
       one row for each token.
@@ -146,7 +149,7 @@ def step_cost(
     - Norms, rotary embedding, softmax, the gated unit: no operations counted, they are under 1 % of a step.
     """
     kv = shape.kv_bytes_per_token("bf16") if kv_bytes_per_token is None else kv_bytes_per_token
-    num_new, num_past = load.num_new, load.num_past_seen(window)
+    num_new, num_past = load.num_new, statistics.fmean(load.num_past_seen(window) for window in windows)
     once = 1 if num_new else 0
     head = weights.head if load.num_sampled else 0.0
     embedding = weights.embedding_row * num_new
@@ -157,7 +160,8 @@ def step_cost(
     def product(name: Product, num_bytes: float) -> PartCost:
         return PartCost(name, once * num_bytes, 0.0, 2.0 * params[name] * num_new, moved)
 
-    scores = shape.num_attention_layers * shape.num_heads * shape.head_dim * load.num_scores(window)
+    num_scores = statistics.fmean(load.num_scores(window) for window in windows)
+    scores = shape.num_attention_layers * shape.num_heads * shape.head_dim * num_scores
     inputs, outputs = (num_new * num * BYTES_PER_ELEMENT["fp32"] for num in _inputs_and_outputs(shape))
     return StepCost(
         (

@@ -82,12 +82,13 @@ def test_a_suite_that_cannot_be_read_is_a_bad_contract(path: Path) -> None:
         ("./none.gguf", "model.id", "no such file"),
         ("smollm2-135m-instrct", "model.id", "did you mean 'smollm2-135m-instruct'"),
         ("someone/some-model", "model.id", "hub"),
+        ("gemma3-270m", "model.id", "inferloop models fetch gemma3-270m --accept-terms"),
         ("smollm2-135m-instruct-fp8", "model.precision", "not in fp8"),
     ],
 )
 def test_what_cannot_run_here_is_a_warning(path: Path, model: str, key: str, says: str) -> None:
     path.write_text(SOUND.replace("smollm2-135m-instruct-bf16", model))
-    code, found = as_json(str(path))
+    code, found = as_json(str(path), "--cache-dir", str(path.parent))
     assert code == 0
     (reason,) = found["reasons"]
     assert reason.startswith(f"{key}: ") and says in reason

@@ -75,12 +75,18 @@ def test_kv_bytes_are_the_callers() -> None:
 
 
 def test_a_window_bounds_keys_and_bytes() -> None:
-    cost = step_cost(SMOLLM2, StepLoad((3,), (10,), 1), STORED, window=12)
+    cost = step_cost(SMOLLM2, StepLoad((3,), (10,), 1), STORED, windows=(12,))
     assert cost["attention"].read_bytes == 10 * 23_040
     assert cost["attention"].ops == 4 * 30 * 9 * 64 * (11 + 12 + 12)
-    far = step_cost(SMOLLM2, StepLoad((2,), (100,), 1), STORED, window=12)
+    far = step_cost(SMOLLM2, StepLoad((2,), (100,), 1), STORED, windows=(12,))
     assert far["attention"].read_bytes == 11 * 23_040
     assert far["attention"].ops == 4 * 30 * 9 * 64 * (12 + 12)
+
+
+def test_layers_with_and_without_a_window_share_the_cost() -> None:
+    cost = step_cost(SMOLLM2, StepLoad.decode(1, 101), STORED, windows=(12, 12, None))
+    assert cost["attention"].read_bytes == pytest.approx((20 * 11 + 10 * 101) * 23_040 / 30)
+    assert cost["attention"].ops == pytest.approx(4 * 9 * 64 * (20 * 12 + 10 * 102))
 
 
 def test_layers_without_kv_have_neither_attention_nor_its_products() -> None:
@@ -115,7 +121,7 @@ def load_of(pairs: list[tuple[int, int]]) -> StepLoad:
 
 
 def cost_of(pairs: list[tuple[int, int]], window: int | None = None) -> StepCost:
-    return step_cost(SMOLLM2, load_of(pairs), STORED, window=window)
+    return step_cost(SMOLLM2, load_of(pairs), STORED, windows=(window,))
 
 
 @given(sequences, windows)

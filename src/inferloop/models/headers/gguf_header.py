@@ -45,7 +45,7 @@ _MIN_EXPERT_BYTES = 512
 
 
 def read_gguf(path: Path) -> ModelHeader:
-    """Raises ModelFileError for a damaged file or an architecture that is not of the llama family."""
+    """Raises ModelFileError for a damaged file or an architecture that does not run here."""
     file = read_gguf_file(path)
     general = Fields(file.metadata, path)
     architecture = general.text("general.architecture")

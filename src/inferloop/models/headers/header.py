@@ -16,7 +16,7 @@ class TensorInfo:
 
     `dtype` is lower case: fp32 fp16 bf16 int8 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k .. q6_k, and so on. `offset` is absolute.
     `interleaved_heads` h > 0: the rows are stored head by head with rotary pairs side by side (2i, 2i + 1), as GGUF
-    does for q and k of the llama family. The loader restores halves side by side (i, i + dim / 2) with
+    does for q and k of some families. The loader restores halves side by side (i, i + dim / 2) with
     rows.reshape(h, head_dim // 2, 2, -1).swapaxes(1, 2).reshape(h * head_dim, -1).
     """
 
