@@ -65,7 +65,7 @@ class Agenda:
         self._later: list[tuple[int, Due]] = [(_ns(plan[i].at_s), Due(i, None)) for i in closed]
         self._later += [(0, Due(i, 0)) for i in at_start]
         heapq.heapify(self._later)
-        self._ready: deque[Due] = deque()
+        self._ready: deque[tuple[int, Due]] = deque()
         self._num_capped = 0
         self.num_dropped_turns = 0
 
@@ -95,15 +95,18 @@ class Agenda:
         return self._pacer.num_capped + self._num_capped
 
     def due(self, now_ns: int, num_in_flight: int = 0) -> list[Due]:
-        """What is to be sent now, in order."""
-        out = [Due(self._open[i], self._pacer.deadline(i)) for i in self._pacer.due(now_ns, num_in_flight)]
+        """What is to be sent now, in the order in which it fell due."""
+        opened = [Due(self._open[i], self._pacer.deadline(i)) for i in self._pacer.due(now_ns, num_in_flight)]
         while self._later and self._later[0][0] <= now_ns:
-            self._ready.append(heapq.heappop(self._later)[1])
+            self._ready.append(heapq.heappop(self._later))
         room = len(self._ready)
         if self._max_in_flight is not None:
-            room = min(room, max(0, self._max_in_flight - num_in_flight - len(out)))
+            room = min(room, max(0, self._max_in_flight - num_in_flight - len(opened)))
             self._num_capped += room < len(self._ready)
-        return [*out, *(self._ready.popleft() for _ in range(room))]
+        others = [self._ready.popleft() for _ in range(room)]
+        if not opened:
+            return [due for _, due in others]
+        return [due for _, due in sorted([*others, *((due.t_intended_ns or 0, due) for due in opened)], key=_instant)]
 
     def ended(self, position: int, t_end_ns: int, *, failed: bool) -> bool:
         """A request that was sent has ended: what follows it falls due after its gap, or never. Returns whether there
@@ -122,7 +125,7 @@ class Agenda:
             if gap_ns:
                 heapq.heappush(self._later, (due_ns, due))
             else:
-                self._ready.append(due)
+                self._ready.append((due_ns, due))
         return True
 
     def _num_after(self, position: int) -> int:
@@ -186,6 +189,10 @@ def in_chains(plan: Sequence[TimedRequest], num_chains: int) -> list[TimedReques
         replace(r, at_s=0.0, after=plan[i - num_chains].index if i >= num_chains else None, session=None)
         for i, r in enumerate(plan)
     ]
+
+
+def _instant(entry: tuple[int, Due]) -> int:
+    return entry[0]
 
 
 def _ns(seconds: float) -> int:

@@ -23,10 +23,9 @@ from inferloop.bench.client.pool import Pool
 from inferloop.bench.client.priority import priority
 from inferloop.bench.client.timer import make_timer
 from inferloop.bench.exchange import CUT_OFF, Exchange, Outcome
-from inferloop.bench.window import DriveOptions, SenderStats, Stop
+from inferloop.bench.window import TICK_NS, DriveOptions, SenderStats, Stop
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 
-_TICK_NS = 10 * NS_PER_MS
 _AT_START_NS = NS_PER_MS
 _TOGETHER = 32
 
@@ -108,7 +107,7 @@ class Engine:
             budget_s = self._options.budget_s
             self._end_ns = None if budget_s is None else start_ns + round(budget_s * NS_PER_S)
             self._timer, self._ticker = make_timer(loop, self._woken), make_timer(loop, self._ticked)
-            self._next_tick_ns = max(start_ns, self._now_ns()) + _TICK_NS
+            self._next_tick_ns = max(start_ns, self._now_ns()) + TICK_NS
             self._ticker.arm(self._next_tick_ns)
             cpu_ns = time.process_time_ns()
             try:
@@ -257,7 +256,7 @@ class Engine:
         """What need not be exact: time-outs, the budget, the cut-off. How late it comes tells how busy the loop is."""
         now_ns = self._now_ns()
         self._lags.append(max(0, now_ns - self._next_tick_ns))
-        self._next_tick_ns = max(self._next_tick_ns + _TICK_NS, now_ns)
+        self._next_tick_ns = max(self._next_tick_ns + TICK_NS, now_ns)
         self._ticker.arm(self._next_tick_ns)
         oldest_ns = now_ns - round(self._options.request_timeout_s * NS_PER_S)
         while self._in_flight and (exchange := next(iter(self._in_flight))).t_begin_ns <= oldest_ns:

@@ -9,8 +9,11 @@ from typing import Literal
 
 from inferloop.bench.pace import Stall
 from inferloop.core.errors import UsageError
+from inferloop.core.units import NS_PER_MS
 from inferloop.measure.timing import RequestTiming
 
+TICK_NS = 10 * NS_PER_MS
+"""How often a sender looks at the time."""
 Stop = Literal["cut", "drain"]
 """Nothing more is sent; what is in flight is censored (cut) or waited for (drain)."""
 OnDone = Callable[[int, RequestTiming], None]
@@ -68,7 +71,7 @@ class SenderStats:
     num_bytes_received: int = 0
     peak_rss_bytes: int = 0
     loop_lags_ns: tuple[int, ...] = ()
-    """How late a timer fired, of one every 10 ms: what any arrival may have waited for its stamp."""
+    """How late a timer fired, of one every TICK_NS: what any arrival may have waited for its stamp."""
     timer_errors_ns: tuple[int, ...] = ()
     """How late the loop woke for requests that were due."""
     collector_pauses_ns: tuple[int, ...] = ()

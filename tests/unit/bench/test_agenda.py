@@ -109,6 +109,15 @@ def test_a_burst_is_sent_however_late_the_window_begins() -> None:
     assert (agenda.num_forgone, agenda.finished) == (0, True)
 
 
+def test_a_late_wake_releases_all_kinds_in_the_order_in_which_they_fell_due() -> None:
+    plan = [request(0, 0.004), request(1, 0.0), request(2, 0.002), request(3, 0.003), request(4, 0.0, 3)]
+    agenda = Agenda(plan)
+    ms = NS_PER_MS
+    assert agenda.due(7 * ms) == [Due(1, 0), Due(2, 2 * ms), Due(3, None), Due(0, 4 * ms)]
+    agenda.ended(3, 9 * ms, failed=False)
+    assert agenda.due(20 * ms) == [Due(4, None)]
+
+
 def test_a_cap_holds_for_all_kinds_together() -> None:
     """10 per second, 200 ms each, one at a time: the backlog is seen in the lateness; no instant moves."""
     sent = play([request(i, i / 10) for i in range(50)], 200 * NS_PER_MS, max_in_flight=1)

@@ -116,22 +116,27 @@ def test_clipped_prompts_are_told() -> None:
 
 def test_waiting_for_a_connection_voids() -> None:
     timings = [timing(i) for i in range(200)]
-    senders = (SenderStats(1, 1.0, 0.1), SenderStats(2, 1.0, 0.1, num_pool_waits=3))
+    senders = (SenderStats(1, 0.5, 0.1), SenderStats(2, 0.5, 0.1, num_pool_waits=3))
     assert run(timings, senders=senders)[0] == ("3 requests waited in the load generator for one of its connections",)
     assert run(timings, senders=senders[:1])[0] == ()
 
 
 def test_a_load_generator_that_cannot_keep_up_voids() -> None:
     timings = [timing(i) for i in range(200)]
+    quick = (100_000,) * 1000
 
     def voids(**of_sender: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return run(timings, senders=(SenderStats(1, 20.0, **{"cpu_s": 1.0, **of_sender}),))
+        return run(timings, senders=(SenderStats(1, 20.0, **{"cpu_s": 1.0, "loop_lags_ns": quick, **of_sender}),))
 
-    quick = (100_000,) * 1000
     assert voids(loop_lags_ns=quick) == ((), ())
     (why,) = voids(loop_lags_ns=(*quick, *(80 * NS_PER_MS,) * 20))[0]
     assert "loop was 80 ms late at p99, 50 ms are allowed" in why
     assert voids(loop_lags_ns=(*quick, *(80 * NS_PER_MS,) * 5)) == ((), ())
+    (why,) = voids(loop_lags_ns=(200 * NS_PER_MS,) * 90)[0]
+    assert "loop was 200 ms late" in why, "19 of 20 ticks never came"
+    (why,) = voids(loop_lags_ns=())[0]
+    assert "loop was 20000 ms late" in why
+    assert run(timings, senders=(SenderStats(1, 0.9, 0.1, loop_lags_ns=(200 * NS_PER_MS,) * 9),)) == ((), ())
     (why,) = voids(collector_pauses_ns=(NS_PER_MS, 80 * NS_PER_MS))[0]
     assert why == "a garbage collection held up the load generator for 80 ms, 50 ms are allowed"
     assert voids(collector_pauses_ns=(NS_PER_MS, 40 * NS_PER_MS)) == ((), ())
@@ -143,7 +148,7 @@ def test_a_load_generator_that_cannot_keep_up_voids() -> None:
 
 def test_who_was_held_up_is_told_what_to_do_about_it() -> None:
     late = [timing(i, late_ms=80 if i % 10 == 0 else 0) for i in range(200)]
-    void, (note,) = run(late, senders=(SenderStats(1, 20.0, 1.0, priority="normal"),))
+    void, (note,) = run(late, senders=(SenderStats(1, 0.5, 0.1, priority="normal"),))
     assert len(void) == 1 and "ordinary priority" in note
-    assert run(late, senders=(SenderStats(1, 20.0, 1.0, priority="real-time"),))[1] == ()
-    assert run([timing(i) for i in range(200)], senders=(SenderStats(1, 20.0, 1.0),)) == ((), ())
+    assert run(late, senders=(SenderStats(1, 0.5, 0.1, priority="real-time"),))[1] == ()
+    assert run([timing(i) for i in range(200)], senders=(SenderStats(1, 0.5, 0.1),)) == ((), ())

@@ -75,6 +75,27 @@ def test_every_split_position_reads_the_same() -> None:
         assert read([(5, windows[:cut]), (5, windows[cut:])]) == WHOLE, cut
 
 
+def test_every_split_position_reads_the_same_where_frames_are_not_decoded() -> None:
+    """As in a run: the text is not kept, and a frame like the one before is only recognized."""
+    plain = [frame({"content": text}) for text in (" one", " two  words", " Gr\u00fc\u00dfe", ' "q\\"', " end")]
+    usage = frame(
+        None, usage={"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+    )
+    body = b"".join([frame({"role": "assistant"}), *plain, b": ping\n\n", frame({}, finish="stop"), usage, DONE])
+    for data in (body, body.replace(b"\n", b"\r\n"), ANSWER):
+        truth = msgspec.structs.replace(read([(5, data)]), text="")
+        assert (truth.error, truth.finish_reason, truth.num_cached_tokens) == (None, "stop", 4)
+        for cut in range(len(data) + 1):
+            reader = StreamReader()
+            reader.feed(5, data[:cut])
+            reader.feed(5, data[cut:])
+            assert reader.finish() == truth, cut
+        reader = StreamReader()
+        for i in range(len(data)):
+            reader.feed(5, data[i : i + 1])
+        assert reader.finish() == truth
+
+
 @given(st.lists(st.integers(1, 40), max_size=60))
 def test_any_cutting_reads_the_same(sizes: list[int]) -> None:
     pieces, start = [], 0

@@ -24,13 +24,14 @@ _EVENT_EXTRAS = ("traffic_class", "attempt")
 def read_run(path: Path, count: CountTokens) -> Iterator[Recorded]:
     """The measured requests, at the instants they were meant for (or sent at, in a closed loop). Raises TraceError."""
     file = path / REQUESTS if path.is_dir() else path
+    seconds = _Seconds()
     for number, row in _parquet_rows(file, RUN_FIELDS, _RUN_EXTRAS):
         if row.get("warmup"):
             continue
         key = "t_intended" if row.get("t_intended") is not None else "t_send"
         session = row.get("session")
         yield Recorded(
-            number_of(file, number, row, key) / NS_PER_S,
+            seconds.of(file, number, row, key),
             tokens_of(file, number, row, RUN_FIELDS[1]),
             tokens_of(file, number, row, RUN_FIELDS[2]),
             session=None if session is None else f"{row.get('point')} {session}",
@@ -42,15 +43,30 @@ def read_events(path: Path, count: CountTokens) -> Iterator[Recorded]:
     """Raises TraceError; rows of gateways hold no lengths."""
     is_parquet = path.suffix == ".parquet"
     rows = _parquet_rows(path, EVENT_FIELDS, _EVENT_EXTRAS) if is_parquet else json_lines(path)
+    seconds = _Seconds()
     for number, row in rows:
         if (row.get("attempt") or 1) != 1:
             continue
         yield Recorded(
-            number_of(path, number, row, "t_wall_ns") / NS_PER_S,
+            seconds.of(path, number, row, "t_wall_ns"),
             tokens_of(path, number, row, EVENT_FIELDS[1]),
             tokens_of(path, number, row, EVENT_FIELDS[2]),
             traffic_class=str(row.get("traffic_class") or "default"),
         )
+
+
+class _Seconds:
+    """Seconds after the first instant. Nanoseconds since 1970 are more than a float can tell apart."""
+
+    def __init__(self) -> None:
+        self._first_ns: int | None = None
+
+    def of(self, path: Path, line: int, row: Mapping[str, Any], key: str) -> float:
+        """Raises TraceError."""
+        number, told = number_of(path, line, row, key), row[key]
+        at_ns = told if isinstance(told, int) else round(number)
+        self._first_ns = at_ns if self._first_ns is None else self._first_ns
+        return (at_ns - self._first_ns) / NS_PER_S
 
 
 def parquet_columns(path: Path) -> list[str]:
