@@ -6,6 +6,7 @@ streams of their own: the same seed at another rate is the same work, only close
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -153,7 +154,7 @@ def expected_starts_s(requests: Sequence[TimedRequest]) -> list[float]:
 
 
 def _replay(trace: Trace, traffic: Traffic, seed: int, stream: str, qps: float | None) -> SampledWorkload:
-    """Requests at the instants of the trace. Conversations without times begin as a Poisson process and pause as the
+    """Requests as the trace has them in time. Conversations without times begin as a Poisson process and pause as the
     contract says; where a trace is silent about what prompts share, they share what the contract declares."""
     found = trace.requests
     prompts = [r.segments for r in found]
@@ -165,17 +166,31 @@ def _replay(trace: Trace, traffic: Traffic, seed: int, stream: str, qps: float |
             if group != NO_GROUP:
                 own = Segment(found[i].segments[0].key, lengths[i] - shared)
                 prompts[i] = (Segment(seed_of(seed, stream, "group", "trace", group), shared), own)
-    if found[0].at_s is None:
-        requests = _untimed(found, traffic, seed, stream, qps)
-    else:
-        requests = tuple(
-            TimedRequest(i, round((r.at_s or 0.0) * NS_PER_S) / NS_PER_S, p, r.output_tokens, r.traffic_class)
-            for i, (r, p) in enumerate(zip(found, prompts, strict=True))
-        )
+    requests = _untimed(found, traffic, seed, stream, qps) if found[0].at_s is None else _timed(found, prompts)
     reuse = measured_reuse(requests)
     return SampledWorkload(
         requests, trace.num_clipped, reuse, reuse if declared is None else declared, trace.num_skipped, mean_rate(found)
     )
+
+
+def _timed(found: Sequence[Replayed], prompts: Sequence[tuple[Segment, ...]]) -> tuple[TimedRequest, ...]:
+    """At the instants of the trace; but a later turn of a conversation follows the end of the one before, whenever that
+    is here, after the pause that there was: from that one's end, or from its start where no end is told."""
+    turns = Counter(r.session for r in found if r.session is not None)
+    numbers = {name: number for number, name in enumerate(turns)}
+    last: dict[str, int] = {}
+    requests = []
+    for i, (r, segments) in enumerate(zip(found, prompts, strict=True)):
+        at_s, after, number = r.at_s or 0.0, None, None
+        if r.session is not None and turns[r.session] > 1:
+            after, number = last.get(r.session), numbers[r.session]
+            last[r.session] = i
+        if after is not None:
+            before = found[after]
+            at_s = max(0.0, at_s - ((before.at_s or 0.0) if before.end_s is None else before.end_s))
+        at_s = round(at_s * NS_PER_S) / NS_PER_S
+        requests.append(TimedRequest(i, at_s, segments, r.output_tokens, r.traffic_class, after, number))
+    return tuple(requests)
 
 
 def _untimed(

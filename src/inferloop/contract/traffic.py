@@ -11,9 +11,11 @@ from inferloop.contract.distributions import read_distribution
 from inferloop.contract.located import Located, kind_of
 from inferloop.contract.reader import Problems, Section, as_number
 from inferloop.contract.trace.detect import FORMATS, detect
+from inferloop.contract.trace.own import REQUESTS
 from inferloop.contract.trace.record import MAX_REQUESTS
 from inferloop.contract.workload import Arrivals, Ramp, Rate, RateProfile, TraceSource, Traffic, TrafficClass
-from inferloop.core.errors import ContractError, UsageError
+from inferloop.core.digest import file_digest
+from inferloop.core.errors import UsageError
 
 KEYS = (
     "qps",
@@ -171,12 +173,12 @@ def _read_trace(section: Section, problems: Problems, folder: Path) -> TraceSour
     node = section.get("file") or section.node
     try:
         found = detect(path) if kind == "auto" else kind
+        digest = _file_digest(path / REQUESTS if path.is_dir() else path)
     except UsageError as error:
         problems.add(node, str(error))
         return None
-    return TraceSource(
-        file, str(path), found, 1.0 if scale is None else scale, most, "skip" if too_long == "skip" else "clip"
-    )
+    context: Literal["clip", "skip"] = "skip" if too_long == "skip" else "clip"
+    return TraceSource(file, str(path), found, 1.0 if scale is None else scale, most, context, digest)
 
 
 def _read_profile(node: Located | None, problems: Problems, folder: Path) -> RateProfile | None:
@@ -195,10 +197,19 @@ def _read_profile(node: Located | None, problems: Problems, folder: Path) -> Rat
         return None
     try:
         read_profile(path)
-    except ContractError as error:
+        digest = _file_digest(path)
+    except UsageError as error:
         problems.add(place, str(error))
         return None
-    return RateProfile(file, str(path), 1.0 if scale is None else scale)
+    return RateProfile(file, str(path), 1.0 if scale is None else scale, digest)
+
+
+def _file_digest(path: Path) -> str:
+    """Raises UsageError for a file that is not there or cannot be read."""
+    try:
+        return file_digest(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _whole(section: Section, key: str, high: float) -> int | None:

@@ -51,12 +51,13 @@ class Ramp:
 class RateProfile:
     """The course of the rate over time in a file; see `contract.course`. Times are multiplied by `time_scale`.
 
-    `path` is where the file was found and no part of the meaning.
+    `path` is where the file was found and no part of the meaning; `digest` is of what it holds.
     """
 
     file: str
     path: str
     time_scale: float = 1.0
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class TraceSource:
     """Recorded requests to replay; see `contract.trace`. Times are multiplied by `time_scale`, below 1 is faster.
 
     `max_context`: a request that is longer than the target takes is shortened (clip) or left out (skip). `path` is
-    where the file was found and no part of the meaning.
+    where the file was found and no part of the meaning; `digest` is of what it holds.
     """
 
     file: str
@@ -73,6 +74,7 @@ class TraceSource:
     time_scale: float = 1.0
     max_requests: int | None = None
     max_context: Literal["clip", "skip"] = "clip"
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ class Contract:
     @property
     def digest(self) -> str:
         """sha256 of the meaning: equal contracts in YAML, TOML, JSON or the short form have equal digests, wherever
-        their folder lies."""
+        their folder lies. What a trace and a profile hold is part of it."""
         quality = self.quality and replace(self.quality, suite=self.quality.name or self.quality.suite)
         flow = self.traffic
         trace = flow.arrivals.trace and replace(flow.arrivals.trace, path="")

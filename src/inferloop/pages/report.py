@@ -18,6 +18,7 @@ from inferloop.pages.compare import compare_sections
 from inferloop.pages.document import document
 from inferloop.pages.evidence import gates_table, notes, proof_table, protocol_checks
 from inferloop.pages.html import Child, section, tag
+from inferloop.pages.load_generator import load_generator
 from inferloop.pages.origin import definitions, origin, stages
 from inferloop.pages.points import errors_table, percentiles_table, point_name, points_table, stutter_table
 from inferloop.pages.quality import quality
@@ -80,9 +81,8 @@ def _sections(
         charts = frontier_charts(sound, declared(summary, header), mapping(summary.get("capacity")))
         void = tag("p", "Points that are void are not drawn.") if len(sound) < len(points) else None
         parts.append(("frontier", "Frontier", [_grid(charts), void, points_table(points), notes(summary, points)]))
-        parts.append(
-            ("percentiles", "Latency", [percentiles_table(points), stutter_table(points), errors_table(points)])
-        )
+        tables = [percentiles_table(points), stutter_table(points), errors_table(points), load_generator(summary)]
+        parts.append(("percentiles", "Latency", tables))
     sized = sizing(summary, header)
     if sized:
         parts.append(("sizing", "Sizing", [sized]))

@@ -126,6 +126,21 @@ def test_digest_ignores_where_the_folder_lies(root: Path, tmp_path_factory: pyte
     assert here.digest == there.digest
 
 
+def test_digest_changes_with_what_a_trace_or_a_profile_holds(tmp_path: Path) -> None:
+    trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n"
+    profile = "seconds,qps\n0,1\n10,2\n"
+    changes = {
+        "trace.csv": ({"arrivals": {"process": "trace", "file": "trace.csv"}}, trace, trace + trace.splitlines()[1]),
+        "profile.csv": ({"rate_profile": "profile.csv"}, profile, profile + "20,3\n"),
+    }
+    for name, (change, one, other) in changes.items():
+        found = []
+        for text in (one, one, other):
+            (tmp_path / name).write_text(text)
+            found.append(parse({"model": "m", "qps": 1, "input_tokens": 9, "output_tokens": 9} | change, base=tmp_path))
+        assert found[0].digest == found[1].digest != found[2].digest
+
+
 def test_digest_changes_with_the_meaning(root: Path) -> None:
     changes: list[dict[str, Any]] = [{"prefix_reuse": 0.5}, {"quality_gate": None}, {"archetype": "batch"}]
     digests = {parse(SEED | c, base=root).digest for c in [{}, *changes]}

@@ -111,7 +111,13 @@ def test_burstgpt_sessions_repeat_what_was_said(tmp_path: Path) -> None:
     a, b, again = replay(tmp_path, BURSTGPT_SESSIONS).requests
     assert again.segments[:1] == a.segments and b.segments[0].key != a.segments[0].key
     assert [(s.num_tokens, s.role) for s in again.segments] == [(100, "user"), (40, "assistant"), (40, "user")]
-    assert (again.at_s, again.after, again.session) == (20.0, None, None), "at the instant that was recorded"
+    assert (a.at_s, a.after, a.session) == (0.0, None, again.session) and b.session is None
+    assert (again.at_s, again.after) == (18.5, a.index), "as long after the answer as it was there"
+    assert replay(tmp_path, BURSTGPT_SESSIONS, time_scale=0.1).requests[2].at_s == 1.85
+    silent = BURSTGPT_SESSIONS.replace("Elapsed time", "Whatever")
+    assert replay(tmp_path, silent).requests[2].at_s == 20.0, "without an end, as long after the question"
+    hasty = BURSTGPT_SESSIONS.replace("0,a,1.5", "0,a,21.5")
+    assert replay(tmp_path, hasty).requests[2].at_s == 0.0, "nobody answers what was not said yet"
 
 
 def test_mooncake_has_milliseconds_and_real_prefixes(tmp_path: Path) -> None:
@@ -166,8 +172,9 @@ def test_a_finished_run_is_a_trace(tmp_path: Path) -> None:
     for path in (tmp_path / "run", tmp_path / "run" / "requests.parquet"):
         found = replay(tmp_path, path).requests
         assert [(r.at_s, r.input_tokens, r.traffic_class) for r in found] == [
-            (0.0, 150, "default"), (0.5, 200, "default"), (1.0, 250, "long"),
+            (0.0, 150, "default"), (0.5, 200, "default"), (1.0 - 9e-9, 250, "long"),
         ]  # fmt: skip
+        assert [(r.after, r.session) for r in found] == [(None, 0), (None, None), (0, 0)]
         assert found[2].segments[:1] == found[0].segments
 
 

@@ -80,6 +80,23 @@ def test_it_says_what_was_promised_and_what_was_found(run: dict[str, Any]) -> No
         assert said in text, said
 
 
+def test_what_the_load_generator_adds_stands_beside_the_latencies(run: dict[str, Any]) -> None:
+    assert "The load generator alone" not in render_report(run), "a run that was not calibrated says nothing"
+    found = {"max_qps": 15800.4, "num_tokens": 16, "paced_qps": 200.0, "ttft_p50_ms": 0.216, "ttft_p95_ms": None}
+    run["summary"]["calibration"] = {**found, "send_delay_p95_ms": 0.31, "num_failed": 0}
+    page = render_report(run)
+    part = page[page.index('id="percentiles"') : page.index("</section>", page.index('id="percentiles"'))]
+    told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", part))
+    assert told == {
+        "Adds to a TTFT, p50": "0.216 ms",
+        "Adds to a TTFT, p95": "\u2013",
+        "Sends late by, p95": "0.31 ms",
+        "Reaches, of streams of 16 tokens": "15,800 streams/s",
+        "Requests that failed": "0",
+    }
+    assert "at 200 requests/s" in part and "never subtracted" in part
+
+
 def test_the_formula_shows_its_numbers(run: dict[str, Any]) -> None:
     run["summary"]["capacity"] = {"qps": 2.0, "low": 2.0, "high": 3.0}
     run["summary"]["replicas"] = {"needed": 7, "rho": 0.75, "failure_headroom": 1, "started": 7}

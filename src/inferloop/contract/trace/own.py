@@ -17,7 +17,7 @@ from inferloop.core.units import NS_PER_S
 RUN_FIELDS = ("t_send", "num_input_tokens", "num_output_tokens")
 EVENT_FIELDS = ("t_wall_ns", "num_input_tokens", "num_output_tokens")
 REQUESTS = "requests.parquet"
-_RUN_EXTRAS = ("t_intended", "session", "traffic_class", "warmup", "point")
+_RUN_EXTRAS = ("t_end", "t_intended", "session", "traffic_class", "warmup", "point")
 _EVENT_EXTRAS = ("traffic_class", "attempt")
 
 
@@ -36,6 +36,7 @@ def read_run(path: Path, count: CountTokens) -> Iterator[Recorded]:
             tokens_of(file, number, row, RUN_FIELDS[2]),
             session=None if session is None else f"{row.get('point')} {session}",
             traffic_class=str(row.get("traffic_class") or "default"),
+            end_s=None if row.get("t_end") is None else number_of(file, number, row, "t_end") / NS_PER_S,
         )
 
 

@@ -7,7 +7,7 @@ sent. Times are multiplied by the scale of the contract, and gaps keep their pro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from inferloop.core.request import Segment
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A request of the trace, made ready: `at_s` from the start of the window (None without times)."""
+    """A request of the trace, made ready: `at_s` and `end_s` (None where not told) from the start of the window."""
 
     at_s: float | None
+    end_s: float | None
     segments: tuple[Segment, ...]
     output_tokens: int
     traffic_class: str
@@ -79,8 +80,8 @@ def read_trace(
         raise TraceError("holds no request that can be replayed", file=str(path))
     timed = _timed(found, source.time_scale)
     if duration_s is not None:
-        timed = [(t, r) for t, r in timed if t is None or t < duration_s]
-    tells = any(r.blocks or r.session is not None for _, r in timed)
+        timed = [r for r in timed if r.at_s is None or r.at_s < duration_s]
+    tells = any(r.blocks or r.session is not None for r in timed)
     return Trace(tuple(_prompts(timed, names)), num_clipped, num_skipped, tells)
 
 
@@ -90,22 +91,25 @@ def _fit(recorded: Recorded, limit: int | None) -> Recorded:
         return recorded
     length_out = min(recorded.output_tokens, limit - 1)
     length_in = min(recorded.input_tokens, limit - length_out)
-    return Recorded(recorded.at_s, length_in, length_out, recorded.blocks, recorded.session, recorded.traffic_class)
+    return replace(recorded, input_tokens=length_in, output_tokens=length_out)
 
 
-def _timed(found: list[Recorded], scale: float) -> list[tuple[float | None, Recorded]]:
+def _timed(found: list[Recorded], scale: float) -> list[Recorded]:
     """Ascending, from 0. Lines may be a little out of order, as writers of logs are."""
     timed = [(r.at_s, r) for r in found if r.at_s is not None]
     if len(timed) < len(found):
-        return [(None, r) for r in found]
+        return [replace(r, at_s=None, end_s=None) for r in found]
     timed.sort(key=lambda pair: pair[0])
-    start = timed[0][0]
-    return [((t - start) * scale, r) for t, r in timed]
+    start_s = timed[0][0]
+    return [
+        replace(r, at_s=(t - start_s) * scale, end_s=None if r.end_s is None else (r.end_s - start_s) * scale)
+        for t, r in timed
+    ]
 
 
-def _prompts(timed: Iterable[tuple[float | None, Recorded]], names: tuple[str | int, ...]) -> Iterable[Replayed]:
+def _prompts(timed: Iterable[Recorded], names: tuple[str | int, ...]) -> Iterable[Replayed]:
     said: dict[str, Replayed] = {}
-    for number, (at_s, recorded) in enumerate(timed):
+    for number, recorded in enumerate(timed):
         own = seed_of(*names, "trace", "content", number)
         session, length = recorded.session, recorded.input_tokens
         before = None if session is None else said.get(session)
@@ -116,7 +120,9 @@ def _prompts(timed: Iterable[tuple[float | None, Recorded]], names: tuple[str | 
             segments = next_turn(before.segments, reply, own, length)
         else:
             segments = (Segment(own, length),)
-        made = Replayed(at_s, segments, recorded.output_tokens, recorded.traffic_class, session)
+        made = Replayed(
+            recorded.at_s, recorded.end_s, segments, recorded.output_tokens, recorded.traffic_class, session
+        )
         if session is not None:
             said[session] = made
         yield made
