@@ -81,7 +81,12 @@ def _sections(
         charts = frontier_charts(sound, declared(summary, header), mapping(summary.get("capacity")))
         void = tag("p", "Points that are void are not drawn.") if len(sound) < len(points) else None
         parts.append(("frontier", "Frontier", [_grid(charts), void, points_table(points), notes(summary, points)]))
-        tables = [percentiles_table(points), stutter_table(points), errors_table(points), load_generator(summary)]
+        tables: list[Child] = [
+            percentiles_table(points),
+            stutter_table(points),
+            errors_table(points),
+            load_generator(summary),
+        ]
         parts.append(("percentiles", "Latency", tables))
     sized = sizing(summary, header)
     if sized:

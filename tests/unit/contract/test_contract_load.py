@@ -129,7 +129,7 @@ def test_digest_ignores_where_the_folder_lies(root: Path, tmp_path_factory: pyte
 def test_digest_changes_with_what_a_trace_or_a_profile_holds(tmp_path: Path) -> None:
     trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n"
     profile = "seconds,qps\n0,1\n10,2\n"
-    changes = {
+    changes: dict[str, tuple[dict[str, Any], str, str]] = {
         "trace.csv": ({"arrivals": {"process": "trace", "file": "trace.csv"}}, trace, trace + trace.splitlines()[1]),
         "profile.csv": ({"rate_profile": "profile.csv"}, profile, profile + "20,3\n"),
     }
