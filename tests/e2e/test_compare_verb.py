@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from inferloop.contract.load import load
 from inferloop.measure.quantiles import quantile
 from inferloop.measure.timing import ttft_ms
 from inferloop.records.run import RunRecord, open_run
@@ -66,6 +67,17 @@ def test_a_slower_target_and_an_equal_one(contract_file: Path, only_busy: OnlyBu
     assert done.returncode == (0 if set(medians) == {"B", "C"} else 4), done.stderr
     if not left_out:
         assert medians["B"]["b"] >= 140 and medians["C"]["b"] >= 40, "no answer is earlier than its script"
+
+
+def test_rates_are_chosen_when_none_are_given(contract_file: Path) -> None:
+    done = compare(contract_file, "scripted ttft_ms=30,scripted ttft_ms=30", "--rounds", "2", "--window-s", "1")
+    assert done.returncode in (0, 4), done.stderr
+    summary = json.loads(done.stdout)
+    chosen = open_run(Path(summary["run"])).header.options["chosen_rates"]
+    peak = load(contract_file).traffic.qps.peak
+    assert len(chosen) == 2 and peak in chosen and min(chosen) > 0, "the contract's peak, and what the first carries"
+    assert {p["offered_qps"] for p in summary["points"]} <= set(chosen)
+    assert any("70% of what A completes of a burst" in note for note in summary["notes"])
 
 
 def test_wrong_use_is_told_before_anything_starts(contract_file: Path) -> None:

@@ -8,11 +8,14 @@ import shutil
 import struct
 import subprocess
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from inferloop.bench.compare_result import CompareResult, Side, SideWindow, Stage
 from inferloop.cli.main import app
 from inferloop.core.digest import plain
 from inferloop.core.slo import Objective, Slo
@@ -187,6 +190,47 @@ def test_two_runs_side_by_side(chromium: str, tmp_path: Path) -> None:
     assert "+60" in dom and "TTFT p50, ms" in dom
     assert "Hollow points only scouted." in dom and "95 % interval" in dom
     assert "A: median of TTLT" in dom and "B: median of TTLT" in dom
+
+
+def paired_windows(label: str, ttft_ms: int, stage: Stage = "versus", rates: Sequence[float] = (20.0, 40.0)) -> Any:
+    for rate in rates:
+        for number in range(4):
+            rows = dict(enumerate(requests(ttft_ms + number % 2, 20, int(1000 / rate))))
+            yield SideWindow(stage, label, rate, number, rows, (), (), "d", f"{stage}/{label}/{rate:g}/{number + 1}")
+
+
+LONG = "embedded kv_dtype=int8 prefill_chunk=512 max_batch_tokens=4096 model=/models/a-rather-long-name-of-a-model.gguf"
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    """A comparison of three targets with long names; the second is slower."""
+    targets = {"A": (LONG, 100), "B": (f"{LONG} threads=1", 180), "C": (f"{LONG} threads=2", 100)}
+    windows = [w for n in (1, 2) for w in paired_windows(f"A{n}", 100, "self")]
+    windows += [w for label, (_, ms) in targets.items() for w in paired_windows(label, ms)]
+    sides = tuple(Side(k, name, {"label": k, "name": name, "flags": []}, None) for k, (name, _) in targets.items())
+    found = CompareResult(LIMIT, sides, tuple(windows), (20.0, 40.0), (), "/v1/completions")
+    with RunWriter(tmp_path / "runs", verb="compare", service="assistant", seed=1) as writer:
+        for window in windows:
+            for row in window.rows:
+                writer.append(row, point=window.name)
+        writer.finish(found.as_summary())
+    return writer.path
+
+
+def test_a_comparison_is_one_page(chromium: str, comparison: Path, tmp_path: Path) -> None:
+    page = tmp_path / "compare.html"
+    told = CliRunner().invoke(app, ["report", str(comparison), "-o", str(page)])
+    assert told.exit_code == 0, told.output
+    dom, log = browse(chromium, f"{page.as_uri()}#timing?play=1", tmp_path, "--dump-dom")
+    assert not complaints(log), complaints(log)
+    assert 'data-charts="drawn"' in dom and 'data-state="done"' in dom
+    text = re.sub(r"<[^>]*>", " ", dom)
+    assert text.count("dominated by A at") == 2 and text.count("on the front") == 4, "B at both rates"
+    assert "\u25b2 worse" in text and "no difference" in text and "What chance makes" in text
+    keys = re.findall(r'<ul class="key">(.*?)</ul>', dom, re.DOTALL)
+    assert keys and all(f"C: {LONG} threads=2" in key for key in keys[:3]), "names stand in the page and wrap there"
+    assert dom.count(f"A: {LONG}: median of TTLT</option>") == 2, "answers of A in both lanes' choices"
 
 
 def figures_of(dom: str) -> dict[str, list[str]]:

@@ -23,6 +23,7 @@ from inferloop.bench.agenda import in_chains
 from inferloop.bench.checks import self_checks
 from inferloop.bench.codecs import HttpCodec
 from inferloop.bench.compare_result import CompareResult, Side, SideWindow, Stage
+from inferloop.bench.decide import FIRST_SHARE, on_grid
 from inferloop.bench.drive import DriveOptions, Endpoint, drive
 from inferloop.bench.host import busy_note, busy_percent
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
@@ -57,13 +58,16 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """`window_s` is how long one window is measured, after a lead that is recorded but not measured."""
+    """`window_s` is how long one window is measured, after a lead that is recorded but not measured. Without `rates`
+    they are the contract's peak and what the first target carries with ease: a share of what it completes of a burst.
+    """
 
-    rates: tuple[float, ...]
+    rates: tuple[float, ...] = ()
     seed: int = 0
     num_rounds: int = 4
     window_s: float = 10.0
     num_warmup: int = 4
+    num_burst: int = 32
     ignore_eos: bool = True
     request_timeout_s: float = 120.0
     max_lead_s: float = 10.0
@@ -91,8 +95,8 @@ async def run_compare(
     """
     if len(contenders) < 2:
         raise UsageError("a comparison needs at least two targets")
-    if not options.rates or min(options.rates) <= 0 or options.num_rounds < 2:
-        raise UsageError("a comparison needs at least one rate above 0 and two rounds")
+    if min(options.rates, default=1.0) <= 0 or options.num_rounds < 2:
+        raise UsageError("a comparison needs rates above 0 and two rounds")
     async with AsyncExitStack() as stack:
         runners: list[_Runner] = []
         for number, contender in enumerate(contenders):
@@ -141,6 +145,7 @@ class _Compare:
             self._notes.append(f"{process} arrivals set their own rate: a comparison at given rates takes poisson ones")
         self._windows: list[SideWindow] = []
         self._answer_s = 0.0
+        self._rates = options.rates
 
     async def run(self) -> CompareResult:
         o = self._options
@@ -159,13 +164,16 @@ class _Compare:
         for runner in self._runners:
             await self._warm_up(runner)
         first = self._runners[0]
+        if not self._rates:
+            self._rates = await self._choose_rates(first)
+            self._writer.update(options={**self._writer.header.options, "chosen_rates": list(self._rates)})
         twins = [(first, 0), (first, 1)]
         await self._rounds("self", twins)
         await self._rounds("versus", [(r, r.salt) for r in self._runners])
         self._writer.update(warmup_s=self._lead_s())
         sides = tuple(Side(r.label, r.contender.name, _told(r), r.info.identity) for r in self._runners)
         self._note_prompts()
-        return CompareResult(self._contract.slo, sides, tuple(self._windows), o.rates, tuple(self._notes), path)
+        return CompareResult(self._contract.slo, sides, tuple(self._windows), self._rates, tuple(self._notes), path)
 
     async def _make_renderers(self) -> str:
         """The first of chats, texts and token ids in which every target can be given exact lengths."""
@@ -182,28 +190,47 @@ class _Compare:
         raise UsageError(f"no prompts of exact lengths can be made for all targets: {problem}")
 
     async def _warm_up(self, runner: _Runner) -> None:
+        for t in await self._aside("warmup", runner, self._options.num_warmup, num_chains=1):
+            if t.ok:
+                self._answer_s = max(self._answer_s, (t.t_end_ns - t.t_send_ns) / NS_PER_S)
+
+    async def _choose_rates(self, first: _Runner) -> tuple[float, ...]:
+        """The contract's peak, and a rate that keeps the first target busy without filling it."""
+        timings = await self._aside("burst", first, self._options.num_burst, num_chains=None)
+        num_ok = sum(t.ok for t in timings)
+        if not num_ok:
+            raise UsageError(f"{first.contender.name} answered no request of a burst: give --rates")
+        span_ns = max(t.t_end_ns for t in timings) - min(t.t_send_ns for t in timings)
+        carried = FIRST_SHARE * num_ok * NS_PER_S / max(1, span_ns)
+        peak = self._contract.traffic.qps.peak
+        self._notes.append(
+            f"rates: the contract's peak, {peak:g}/s, and {FIRST_SHARE:.0%} of what {first.label} completes of a burst"
+        )
+        return tuple(sorted({peak, on_grid(carried)}))
+
+    async def _aside(self, stage: str, runner: _Runner, count: int, *, num_chains: int | None) -> list[RequestTiming]:
+        """Requests that are recorded and compared with nothing: one after another in so many chains, or all at once."""
         workload = sample_workload(
-            self._contract, seed=self._options.seed, stream="compare/warmup", arrivals="burst",
-            num_requests=self._options.num_warmup, context_limit=self._context_limit,
+            self._contract, seed=self._options.seed, stream=f"compare/{stage}", arrivals="burst",
+            num_requests=count, context_limit=self._context_limit,
         )  # fmt: skip
-        planned = await self._render(runner, in_chains(workload.requests, 1), runner.salt)
-        name = f"warmup/{runner.label}"
+        requests = workload.requests if num_chains is None else in_chains(workload.requests, num_chains)
+        planned = await self._render(runner, requests, runner.salt)
+        name = f"{stage}/{runner.label}"
         result = await drive(
             planned,
             runner.info.endpoint,
             self._drive_options(),
             on_done=lambda _, timing: self._writer.append(timing, point=name, warmup=True),
         )
-        for t in result.timings:
-            if t.ok:
-                self._answer_s = max(self._answer_s, (t.t_end_ns - t.t_send_ns) / NS_PER_S)
+        return list(result.timings)
 
     async def _rounds(self, stage: Stage, sides: Sequence[tuple[_Runner, int]]) -> None:
         o = self._options
-        total = len(sides) * len(o.rates) * o.num_rounds
+        total = len(sides) * len(self._rates) * o.num_rounds
         done = 0
         for number in range(o.num_rounds):
-            for rate in o.rates:
+            for rate in self._rates:
                 stream = f"compare/{stage}/{rate:g}/{number}"
                 workload = sample_workload(
                     self._contract, seed=o.seed, stream=stream, arrivals=self._arrivals, qps=rate,

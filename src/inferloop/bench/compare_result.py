@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any, Literal
 
 from inferloop.core.slo import Slo
@@ -14,7 +15,7 @@ from inferloop.measure.bootstrap import BlockBootstrap
 from inferloop.measure.columns import Columns
 from inferloop.measure.latency import Latency
 from inferloop.measure.paired import Difference, Pair, Seen, decide, see
-from inferloop.measure.pareto import dominated_by
+from inferloop.measure.pareto import Better, dominated_by
 from inferloop.measure.quantiles import min_samples
 from inferloop.measure.samples import CENSORED, collect
 from inferloop.measure.summary import achieved_rate, count_errors, token_rate
@@ -75,12 +76,22 @@ class CompareResult:
     @cached_property
     def differences(self) -> dict[tuple[str, float], list[Difference]]:
         """Of each target but the first, at each rate. All that is said of one target is judged together."""
-        found: dict[tuple[str, float], list[Difference]] = {}
-        for side in self.sides[1:]:
-            seen = {rate: self._seen(side.label, rate) for rate in self.rates}
+        first = self.sides[0].label
+        return {
+            (side.label, rate): differences
+            for side in self.sides[1:]
+            for rate, differences in self._between[first, side.label].items()
+        }
+
+    @cached_property
+    def _between(self) -> dict[tuple[str, str], dict[float, list[Difference]]]:
+        """Of each target and each later one, at each rate. All that is said of two targets is judged together; chance
+        between windows is known of the first target alone, and taken to be the same for all."""
+        found: dict[tuple[str, str], dict[float, list[Difference]]] = {}
+        for one, other in combinations([side.label for side in self.sides], 2):
+            seen = {rate: self._seen(one, other, rate) for rate in self.rates}
             total = sum(len(figures) for figures in seen.values())
-            for rate, figures in seen.items():
-                found[side.label, rate] = decide(figures, num_compared=total)
+            found[one, other] = {rate: decide(figures, num_compared=total) for rate, figures in seen.items()}
         return found
 
     @cached_property
@@ -88,8 +99,14 @@ class CompareResult:
         """One per target and rate with a usable window; latencies of all its windows together, rates averaged."""
         found = [self._point(side, rate) for side in self.sides for rate in self.rates]
         points = [point for point in found if point["num_requests"]]
-        for point, by in zip(points, dominated_by([self._columns(p, points) for p in points]), strict=True):
-            point["dominated_by"] = None if by is None else points[by]["name"]
+        for rate in self.rates:
+            rivals = [p for p in points if p["offered_qps"] == rate]
+            figures = self._ranking_figures(rivals)
+            calls = [[self._calls(p["target"], q["target"], rate, figures) for q in rivals] for p in rivals]
+            by = dominated_by(len(rivals), lambda i, j, calls=calls: calls[i][j])  # type: ignore[misc]
+            for j, (point, winner) in enumerate(zip(rivals, by, strict=True)):
+                point["dominated_by"] = None if winner is None else rivals[winner]["name"]
+                point["ranked_by"] = list(figures) if any(calls[i][j] for i in range(len(rivals))) else []
         return points
 
     @property
@@ -111,7 +128,7 @@ class CompareResult:
             "kind": "compare",
             "verdict": self.verdict,
             "reasons": self.reasons,
-            "notes": list(dict.fromkeys([*self.notes, *voids, *self._window_notes()])),
+            "notes": list(dict.fromkeys([*self.notes, *voids, *self._window_notes(), *self._small()])),
             "path": self.path,
             "targets": [{**side.told, "identity": side.identity} for side in self.sides],
             "points": self.points,
@@ -138,12 +155,23 @@ class CompareResult:
             found[0] + (f" (and so in {len(found) - 1} other windows)" if found[1:] else "") for found in alike.values()
         ]
 
+    def _small(self) -> list[str]:
+        """Where too few requests were sent for a p95, and how many it takes."""
+        least = min_samples(0.95)
+        sent = {rate: min((p["num_requests"] for p in self.points if p["offered_qps"] == rate), default=0)
+                for rate in self.rates}  # fmt: skip
+        return [
+            f"at {rate:g}/s {num} requests certify no p95: that takes {least}, in more rounds or longer windows"
+            for rate, num in sent.items()
+            if 0 < num < least
+        ]
+
     @property
     def _twins(self) -> tuple[str, str]:
         return f"{self.sides[0].label}1", f"{self.sides[0].label}2"
 
-    def _seen(self, label: str, rate: float) -> list[Seen]:
-        pairs = self._pairs("versus", self.sides[0].label, label, rate)
+    def _seen(self, one: str, other: str, rate: float) -> list[Seen]:
+        pairs = self._pairs("versus", one, other, rate)
         return see(pairs, self._pairs("self", *self._twins, rate), self.slo)
 
     def _pairs(self, stage: Stage, one: str, other: str, rate: float) -> list[Pair]:
@@ -190,21 +218,22 @@ class CompareResult:
             "slo_verdict": slo.verdict if self.slo.objectives else "not declared",
         }
 
-    def _columns(self, point: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> tuple[float | None, ...]:
-        """What the Pareto front is made of: throughput, TTFT, TPOT; less is better. One percentile for all points."""
-        name = pareto_percentile(points)
-        gain = point["goodput_qps"] if self.slo.objectives else point["output_tok_s"]
-        return (
-            None if gain is None else -gain,
-            _percentile(point["ttft_ms"], name),
-            _percentile(point["tpot_ms"], name),
-        )
+    def _ranking_figures(self, rivals: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+        """Throughput, TTFT, TPOT; p95 where all that are compared can certify it, else p50."""
+        known = all(_percentile(p[m], "p95") is not None for p in rivals for m in ("ttft_ms", "tpot_ms"))
+        percentile = "p95" if known else "p50"
+        gain = "goodput_qps" if self.slo.objectives else "output_tok_s"
+        return (gain, f"ttft_ms {percentile}", f"tpot_ms {percentile}")
 
-
-def pareto_percentile(points: Sequence[Mapping[str, Any]]) -> str:
-    """p95 where all points can certify it, else p50."""
-    known = all(_percentile(p[m], "p95") is not None for p in points for m in ("ttft_ms", "tpot_ms"))
-    return "p95" if known else "p50"
+    def _calls(self, one: str, other: str, rate: float, figures: Sequence[str]) -> list[Better]:
+        """Whether `one` is better than `other`, figure by figure; empty unless all of them are known of both."""
+        forwards = (one, other) in self._between
+        found = self._between[(one, other) if forwards else (other, one)][rate] if one != other else []
+        of = {d.figure.name: d for d in found}
+        if not all(name in of for name in figures):
+            return []
+        calls = [of[name].better for name in figures]
+        return [None if better is None else not better for better in calls] if forwards else calls
 
 
 def _percentile(latency: Mapping[str, Any], name: str) -> float | None:

@@ -26,11 +26,12 @@ from inferloop.core.errors import UsageError
 
 if TYPE_CHECKING:
     from inferloop.bench.compare_result import CompareResult
-    from inferloop.contract.workload import Contract
     from inferloop.records.run import RunWriter
 
 _OVERHEAD_S = 2.0
 """Of a window, besides its lead and its drain: making the bodies, connecting."""
+_NUM_CHOSEN = 2
+"""Rates, where none are given."""
 
 
 @verb
@@ -46,7 +47,10 @@ def compare(
     ],
     rates: Annotated[
         str | None,
-        typer.Option(help="Requests/s, separated by commas; default: the contract's average and peak."),
+        typer.Option(
+            help="Requests/s, separated by commas; default: the contract's peak, and 70 % of what the first target "
+            "completes of a burst."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, max=100, help="How often each target is measured at each rate.")] = 4,
     window_s: Annotated[
@@ -87,10 +91,8 @@ def compare(
         raise UsageError("--targets needs at least two, separated by commas")
     loaded = load(contract)
     seed = chosen_seed(seed)
-    options = CompareOptions(
-        _rates(rates, loaded), seed=seed, num_rounds=rounds, window_s=window_s, ignore_eos=ignore_eos
-    )
-    num_windows = rounds * len(options.rates) * (len(wanted) + 2)
+    options = CompareOptions(_rates(rates), seed=seed, num_rounds=rounds, window_s=window_s, ignore_eos=ignore_eos)
+    num_windows = rounds * (len(options.rates) or _NUM_CHOSEN) * (len(wanted) + 2)
     stderr.print(f"{num_windows} windows, about {num_windows * (window_s + _OVERHEAD_S) / 60:.1f} min", markup=False)
 
     async def main(writer: RunWriter) -> CompareResult:
@@ -124,9 +126,10 @@ def compare(
     raise typer.Exit(4 if summary["verdict"] == "void" else 0)
 
 
-def _rates(text: str | None, contract: Contract) -> tuple[float, ...]:
+def _rates(text: str | None) -> tuple[float, ...]:
+    """None: they are chosen when the first target is up."""
     if text is None:
-        return tuple(dict.fromkeys((contract.traffic.qps.avg, contract.traffic.qps.peak)))
+        return ()
     try:
         found = tuple(dict.fromkeys(float(word) for word in text.split(",")))
     except ValueError:

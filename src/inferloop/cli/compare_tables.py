@@ -10,11 +10,11 @@ _CALLED = {True: "[green]better[/]", False: "[red]worse[/]", None: "[dim]no diff
 
 
 def points_table(summary: dict[str, Any]) -> Table:
-    """One row per target and rate; dominated rows say by which."""
+    """One row per target and rate; dominated rows say by which one of the same rate."""
     table = _table("Targets at each rate (ms; a dash: too few requests to certify it)")
     for name in ("point", "n", "tok/s", "good/s", "TTFT p50", "p95", "TPOT p50", "p95", "errors"):
         table.add_column(name, justify="left" if name == "point" else "right")
-    table.add_column("dominated by")
+    table.add_column("at this rate")
     for p in summary["points"]:
         rate = p["errors"]["rate"]
         table.add_row(
@@ -24,7 +24,7 @@ def points_table(summary: dict[str, Any]) -> Table:
             number(p["goodput_qps"]),
             *(number(p[m][q]) for m in ("ttft_ms", "tpot_ms") for q in ("p50", "p95")),
             "-" if rate is None else f"{rate:.1%}",
-            p["dominated_by"] or "",
+            _place(p),
         )
     return table
 
@@ -53,6 +53,12 @@ def differences_table(summary: dict[str, Any]) -> Table:
             _CALLED[d["better"]],
         )
     return table
+
+
+def _place(point: dict[str, Any]) -> str:
+    if point["dominated_by"]:
+        return f"dominated by {point['dominated_by']}"
+    return "on the front" if point["ranked_by"] else "not ranked"
 
 
 def number(value: float | None, *, signed: bool = False) -> str:

@@ -1,29 +1,20 @@
-"""Which of several measured rows nobody would choose: another one is at least as good in everything, and better in
-something."""
+"""Which of several measured things nobody would choose: another one is at least as good in everything that counts, and
+certainly better in something. What chance explains counts as equal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+Better = bool | None
+"""Whether one is better than another in some figure; None: no difference beyond chance."""
 
 
-def dominated_by(rows: Sequence[Sequence[float | None]]) -> list[int | None]:
-    """Of each row, the index of the first row that dominates it; None on the Pareto front. Less is better in every
-    column (negate what should be large). A row with a None is not ranked: it neither dominates nor is dominated.
-    Raises ValueError for rows of unequal length."""
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError("the rows have unequal length")
-    whole = [None if any(v is None for v in row) else tuple(v for v in row if v is not None) for row in rows]
-    return [
-        next(
-            (
-                j
-                for j, other in enumerate(whole)
-                if mine is not None
-                and other is not None
-                and other != mine
-                and all(a <= b for a, b in zip(other, mine, strict=True))
-            ),
-            None,
-        )
-        for mine in whole
-    ]
+def dominates(calls: Sequence[Better]) -> bool:
+    """Of the calls figure by figure: none against, and one at least in favour."""
+    return False not in calls and True in calls
+
+
+def dominated_by(num: int, calls: Callable[[int, int], Sequence[Better]]) -> list[int | None]:
+    """Of each of `num` things, the first one that dominates it; None on the Pareto front. `calls(i, j)`: whether i is
+    better than j, figure by figure; empty where the two cannot be compared."""
+    return [next((i for i in range(num) if i != j and dominates(calls(i, j))), None) for j in range(num)]

@@ -102,14 +102,16 @@ def pareto_table(points: Sequence[Json]) -> Markup:
                 number(p.get("goodput_qps")),
                 *(percentile(latency, q) for latency in (ttft, tpot) for q in ("p50", "p95")),
                 percent(mapping(p.get("errors")).get("rate")),
-                f"dominated by {by}" if by else "on the front",
+                f"dominated by {by}" if by else "on the front" if p.get("ranked_by", True) else "not ranked",
             ]
         )
     titles = ("Requests", "Output tok/s", "Good/s", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "Errors")
     columns = [Column("Target"), *(Column(t, True) for t in titles), Column("Pareto")]
+    ranked = next((words(p["ranked_by"]) for p in points if p.get("ranked_by")), [])
+    by = ", ".join(figure_name({"figure": name}) for name in ranked) or "throughput, TTFT and TPOT"
     caption = (
-        "A row is dominated when another has at least its throughput (goodput where objectives are declared) with no "
-        "longer TTFT and TPOT, and is better in one"
+        "Latencies in ms. A row is dominated when another at the same rate is better beyond chance in one of "
+        f"{by}, and worse beyond chance in none; it is not ranked where one of them is not certified of both"
     )
     return table(caption, columns, rows)
 

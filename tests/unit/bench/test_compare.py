@@ -63,6 +63,37 @@ def test_a_slower_target_is_called_and_dominated() -> None:
     assert summary["verdict"] == "not declared"
 
 
+def test_chance_dominates_nobody() -> None:
+    """B's TTFT is longer in what was seen, as A's is than its own in the next window."""
+    noisy = [side_window("self", f"A{i}", n, 10 + (n + i) % 2) for n in range(4) for i in (1, 2)]
+    noisy += [side_window("versus", "A", n, 10 + n % 2) for n in range(4)]
+    noisy += [side_window("versus", "B", n, 10.4 + (n + 1) % 2) for n in range(4)]
+    points = result(noisy).as_summary()["points"]
+    assert points[0]["ttft_ms"]["p95"] < points[1]["ttft_ms"]["p95"]
+    assert [p["dominated_by"] for p in points] == [None, None]
+    assert [p["ranked_by"] for p in points] == [["output_tok_s", "ttft_ms p95", "tpot_ms p95"]] * 2
+
+
+def test_later_targets_are_ranked_among_each_other_too() -> None:
+    found = [side_window("self", f"A{i}", n, 10) for n in range(4) for i in (1, 2)]
+    found += [
+        side_window("versus", label, n, ms) for n in range(4) for label, ms in zip("ABC", (10, 18, 14), strict=True)
+    ]
+    sides = tuple(Side(label, "scripted", {"label": label}, None) for label in "ABC")
+    compared = CompareResult(Slo(), sides, tuple(found), (20.0,), (), "/v1/completions")
+    assert [p["dominated_by"] for p in compared.points] == [None, "A at 20/s", "A at 20/s"]
+    assert compared._calls("C", "B", 20.0, ["ttft_ms p95"]) == [True]
+    assert compared._calls("B", "C", 20.0, ["ttft_ms p95"]) == [False]
+
+
+def test_what_cannot_be_certified_is_not_ranked() -> None:
+    few = [side_window("self", f"A{i}", n, 10, num=2) for n in range(2) for i in (1, 2)]
+    few += [side_window("versus", label, n, ms, num=2) for n in range(2) for label, ms in (("A", 10), ("B", 40))]
+    summary = result(few).as_summary()
+    assert [(p["dominated_by"], p["ranked_by"]) for p in summary["points"]] == [(None, [])] * 2
+    assert any("certify no p95: that takes 130" in note for note in summary["notes"])
+
+
 def test_void_windows_leave_with_their_partners() -> None:
     summary = result(windows(14.0, round_1=["the client stalled"])).as_summary()
     assert {d["num_pairs"] for d in summary["comparisons"]} == {3}

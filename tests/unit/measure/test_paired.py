@@ -10,7 +10,7 @@ import pytest
 from inferloop.core.slo import Slo
 from inferloop.measure.bootstrap import Interval
 from inferloop.measure.paired import Difference, Figure, Pair, Seen, decide, noise_floor, see
-from inferloop.measure.pareto import dominated_by
+from inferloop.measure.pareto import dominated_by, dominates
 from inferloop.measure.timing import Chunk, RequestTiming
 
 MS = 1_000_000
@@ -91,12 +91,17 @@ def _failed(r: RequestTiming) -> RequestTiming:
     return RequestTiming(r.request_id, r.t_intended_ns, r.t_send_ns, None, r.t_end_ns, (), 20, 0, error="http_5xx")
 
 
-def test_pareto() -> None:
-    rows = [(-10.0, 5.0), (-10.0, 6.0), (-5.0, 1.0), (-5.0, None), (-10.0, 5.0), (-20.0, math.inf)]
-    assert dominated_by(rows) == [None, 0, None, None, None, None]
-    assert dominated_by([]) == []
-    with pytest.raises(ValueError, match="unequal"):
-        dominated_by([(1.0,), (1.0, 2.0)])
+def test_only_what_is_beyond_chance_dominates() -> None:
+    assert dominates([None, True]) and dominates([True, True])
+    assert not dominates([True, False]) and not dominates([None, None]) and not dominates([])
+    calls: dict[tuple[int, int], list[bool | None]] = {
+        (0, 1): [True, None],
+        (1, 0): [False, None],
+        (0, 2): [True, False],
+        (2, 0): [False, True],
+    }
+    assert dominated_by(3, lambda i, j: calls.get((i, j), [])) == [None, 0, None]
+    assert dominated_by(0, lambda i, j: []) == []
 
 
 def test_a_side_that_has_no_number_at_all_is_called_either_way() -> None:
