@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import shutil
@@ -274,6 +276,73 @@ def test_the_simulator_plays_on_where_no_frame_is_painted(
     assert not complaints(log), complaints(log)
     assert 'data-charts="drawn"' in dom and 'data-state="done"' in dom
     assert all(len(text.split()) == 8 for text in re.findall(r"<output[^>]*>([^<]*)</output>", dom))
+
+
+PROBE = """
+addEventListener("DOMContentLoaded", () => {
+  const root = document.documentElement.dataset, status = document.querySelector("[role=status]");
+  root.said = "";
+  new MutationObserver(() => { root.said += `${status.textContent}|`; }).observe(status, { childList: true });
+  const reach = (e) => e.tabIndex === 0 && !e.disabled && !e.closest("fieldset:disabled") && e.checkVisibility();
+  const name = (e) => e.getAttribute("aria-label") || (e.labels && e.labels[0] || e).textContent.trim();
+  const inside = document.querySelectorAll("#timing-simulator :is(button, select, input, output)");
+  root.reached = JSON.stringify(Array.from(inside).filter(reach).map(name));
+  ACT
+});
+"""
+"""Sees what a screen reader is told, and what the keyboard reaches, by name."""
+
+
+def probed(
+    chromium: str, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, where: str, *flags: str
+) -> str:
+    """The DOM after `act`, with what the probe saw in the root's data."""
+    monkeypatch.setattr("inferloop.pages.report.bokeh_script", lambda: PROBE.replace("ACT", act) + bokeh_script())
+    page = tmp_path / "probed.html"
+    assert CliRunner().invoke(app, ["report", str(run_folder), "-o", str(page)]).exit_code == 0
+    dom, log = browse(chromium, f"{page.as_uri()}{where}", tmp_path, *flags, "--dump-dom")
+    assert not complaints(log), complaints(log)
+    return html.unescape(dom)
+
+
+def test_the_simulator_speaks_only_when_something_is_to_be_said(
+    chromium: str, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = (chromium, run_folder, tmp_path, monkeypatch)
+    dom = probed(*at, "", "#timing?play=1")
+    assert 'data-said="Both answers are complete.|"' in dom, "not a word while tokens and the clock run"
+    assert dom.count('aria-live="off"') == 2
+
+    drag = "const s = document.querySelector('[name=buffer]'); for (const v of [10, 20, 30, 40]) "
+    drag += "{ s.value = v; s.dispatchEvent(new Event('input', { bubbles: true })); }"
+    dom = probed(*at, drag, "")
+    told = re.search(r'data-said="([^"]*)"', dom)
+    assert told and told[1].count("|") == 1, "once, however many steps a slider takes"
+    assert told[1].startswith("left: first token after 143 ms, last after 283 ms, pauses: 0. right: ")
+    assert 'aria-valuetext="40 ms"' in dom and 'aria-valuetext="5.3 tokens/s"' in dom
+
+
+def test_the_keyboard_reaches_every_control_by_its_name(
+    chromium: str, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = (chromium, run_folder, tmp_path, monkeypatch)
+    dom = probed(*at, "", "#timing?left=synthetic")
+    reached = re.search(r'data-reached="(\[.*?\])"', dom)
+    names = json.loads(reached[1]) if reached else []
+    assert all(names) and len(set(names)) == len(names), names
+    assert names[:2] == ["Play", "From the start"] and len(names) == 2 + 3 + 4 + 9
+    pressed = "document.querySelector('[data-control=play]').click();"
+    assert 'data-said="Playing.|Both answers are complete.|"' in probed(*at, pressed, "")
+
+
+def test_nothing_moves_by_itself_where_less_motion_is_wanted(
+    chromium: str, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = (chromium, run_folder, tmp_path, monkeypatch)
+    calm = "--force-prefers-reduced-motion"
+    assert 'data-state="ready"' in probed(*at, "", "#timing?play=1", calm)
+    pressed = "document.querySelector('[data-control=play]').click();"
+    assert 'data-state="done"' in probed(*at, pressed, "", calm), "it plays when asked to"
 
 
 def test_holding_tokens_back_smooths_what_comes_in_bursts(chromium: str, streams: str, tmp_path: Path) -> None:

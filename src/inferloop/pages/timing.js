@@ -6,6 +6,8 @@
   const STALL_MS = told.stall_ms;
   const SYNTHETIC = "synthetic";
   const TICK_MS = 16;
+  const SETTLED_MS = 700;
+  const still = window.matchMedia("(prefers-reduced-motion: reduce)");
   const WORDS = ("the of and to in a is that for it as was with be by on not he his but at are this have from or had " +
     "an they which one you were all her she there would their we him been has when who will no more if out so what up " +
     "said its about than into them can only other time new some could these two may first then do any like my now over").split(" ");
@@ -88,7 +90,7 @@
   // The page.
 
   const lanes = Array.from(root.querySelectorAll("[data-lane]")).map((element) => ({ element, shown: [], done: 0 }));
-  const clock = { playing: false, now: 0, before: 0, end: 0, timer: 0 };
+  const clock = { playing: false, now: 0, before: 0, end: 0, timer: 0, settling: 0 };
   const say = (text) => { at("said").textContent = text; };
   const value = (name) => Number(at(name).value);
   const ms = (x) => `${x < 10 ? x.toFixed(1) : Math.round(x).toLocaleString("en")} ms`;
@@ -112,8 +114,10 @@
     const synthetic = lanes.some((lane) => lane.element.querySelector("select").value === SYNTHETIC);
     root.querySelector("fieldset").disabled = !synthetic;
     const rate = value("reading");
-    at("buffer-value").textContent = `${value("buffer")} ms`;
-    at("reading-value").textContent = `${rate} tokens/s`;
+    for (const [name, text] of [["buffer", `${value("buffer")} ms`], ["reading", `${rate} tokens/s`]]) {
+      at(`${name}-value`).textContent = text;
+      at(name).setAttribute("aria-valuetext", text);
+    }
     for (const lane of lanes) {
       lane.shown = playout(streamOf(lane), value("buffer"));
       lane.steps = instants(lane.shown);
@@ -130,6 +134,16 @@
     lanes.forEach(draw);
     restart();
     remember();
+  }
+
+  /** Told once a setting rests, for those who do not see the figures change: a slider on its way would never stop. */
+  function tellChange() {
+    clearTimeout(clock.settling);
+    clock.settling = setTimeout(() => say(lanes.map((lane) => {
+      const figure = (name) => lane.element.querySelector(`[data-figure="${name}"]`).textContent;
+      return `${lane.element.dataset.lane}: first token after ${figure("first")}, last after ${figure("last")}, ` +
+        `pauses: ${figure("stalls")}.`;
+    }).join(" ")), SETTLED_MS);
   }
 
   const NS = "http://www.w3.org/2000/svg";
@@ -234,11 +248,11 @@
   for (const c of controls) if (given.has(c.name)) c.value = given.get(c.name);
   if (query && place === "#timing") document.getElementById("timing").scrollIntoView();
 
-  for (const c of controls) c.addEventListener("input", load);
+  for (const c of controls) c.addEventListener("input", () => { load(); tellChange(); });
   at("play").addEventListener("click", () => { play(!clock.playing); say(clock.playing ? "Playing." : "Paused."); });
   at("restart").addEventListener("click", () => { restart(); play(true); say("Playing from the start."); });
   load();
   root.hidden = false;
   root.dataset.state = "ready";
-  if (given.get("play")) play(true);
+  if (given.get("play") && !still.matches) play(true);
 })();

@@ -67,6 +67,9 @@ _INVENTED = (
 )
 
 
+_INVENTED_TITLE = "The invented answer (choose it on the left or on the right)"
+
+
 def pick_streams(runs: Mapping[str, Sequence[RequestTiming]]) -> list[Stream]:
     """Of each run, by its name: the answer at the median of TTLT, that at p99 (of fewer than a hundred, the slowest),
     and the one with the longest pause. Answers of one chunk have no timing to show."""
@@ -183,7 +186,11 @@ def _invented() -> Markup:
         )
         for n in _INVENTED
     ]  # fmt: skip
-    return tag("fieldset", tag("legend", "The invented answer"), tag("div", inputs, class_="inputs"))
+    return tag(
+        "fieldset",
+        tag("legend", _INVENTED_TITLE),
+        tag("div", inputs, class_="inputs"),
+    )
 
 
 def _plain(value: float) -> str:
