@@ -231,8 +231,12 @@ def test_a_comparison_is_one_page(chromium: str, comparison: Path, tmp_path: Pat
     assert text.count("dominated by A at") == 2 and text.count("on the front") == 4, "B at both rates"
     assert "\u25b2 worse" in text and "no difference" in text and "What chance makes" in text
     keys = re.findall(r'<ul class="key">(.*?)</ul>', dom, re.DOTALL)
-    assert keys and all(f"C: {LONG} threads=2" in key for key in keys[:3]), "names stand in the page and wrap there"
-    assert dom.count(f"A: {LONG}: median of TTLT</option>") == 2, "answers of A in both lanes' choices"
+    assert len(keys) == 4 and all("C: embedded" in key and "threads=2" in key for key in keys)
+    assert f"{LONG} threads=2" in text, "the table of targets has the whole name"
+    assert len(re.findall(r"<option[^>]*>A: embedded[^<]*median of TTLT</option>", dom)) == 2, "a choice in both lanes"
+    assert "B against A: worse in TTFT p50, TTFT p95," in text
+    assert "C against A: no difference beyond chance." in text
+    assert re.search(r"TTFT p95 at the highest load: A: .* 107 ms at 40/s; B: .* 187 ms at 40/s;", text)
 
 
 def figures_of(dom: str) -> dict[str, list[str]]:

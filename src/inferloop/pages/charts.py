@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -25,12 +25,14 @@ _PERCENTILES = ("p50", "p95", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A chart with its heading and what it shows in words, for those who do not see it."""
+    """A chart with its heading and what it shows in words, for those who do not see it. `notes`: those of the words
+    that tell how to read its marks."""
 
     anchor: str
     title: str
     chart: Chart
     words: str
+    notes: str = ""
 
     def html(self) -> Markup:
         holder = f"plot-{self.anchor}"
@@ -83,10 +85,16 @@ def several_frontiers(
         everything = [point for points in loaded.values() for point in points]
         told = all(_latency(p, metric).get("p95") is not None for p in everything)
         percentile = "p95" if told else "p50"
-        series = [
-            _latency_series(f"{name} {percentile}", points, metric, percentile) for name, points in loaded.items()
+        series = [_latency_series(name, points, metric, percentile) for name, points in loaded.items()]
+        made = _latency_chart(metric, series, objectives, x_title=_x_title(everything))
+        charts += [
+            replace(
+                chart,
+                title=f"{METRICS[metric]} {percentile} against load",
+                words=_each_in_words(metric, percentile, chart),
+            )
+            for chart in made
         ]
-        charts += _latency_chart(metric, series, objectives, x_title=_x_title(everything))
     tokens = tuple(_token_series(name, points) for name, points in measured.items())
     tokens = tuple(s for s in tokens if any(y is not None for y in s.y))
     chart = Chart(_x_title([p for points in measured.values() for p in points]), "output tokens/s", tokens)
@@ -96,6 +104,18 @@ def several_frontiers(
         words = f"The most output tokens per second, all requests together: {told_best}."
         charts.append(Described("tokens", "Throughput against load", chart, words))
     return charts
+
+
+def _each_in_words(metric: str, percentile: str, made: Described) -> str:
+    """The highest load of each line."""
+    ends = []
+    for series in made.chart.series:
+        x, y = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None][-1]
+        ends.append(f"{series.name} {number(y)} ms at {number(x)}/s")
+    words = f"{METRICS[metric]} {percentile} at the highest load: {'; '.join(ends)}."
+    if made.chart.limit is not None:
+        words += f" The objective is {made.chart.limit_name}."
+    return words + made.notes
 
 
 def _by_rate(points: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -180,14 +200,15 @@ def _latency_chart(
     chart = Chart(x_title, "ms", known, limit, label, edge=edge)
     if chart.empty:
         return []
-    words = _latency_words(metric, chart)
+    notes = ""
     if any(any(s.band) for s in known):
-        words += " Shaded around each line: the 95 % interval."
+        notes += " Shaded around each line: the 95 % interval."
     if any(any(s.faint) for s in known):
-        words += " Hollow points only scouted."
+        notes += " Hollow points only scouted."
     if any(any(s.crossed) for s in known):
-        words += " Where a point is crossed out, more arrived than was completed: it would get worse without end."
-    return [Described(metric.removesuffix("_ms"), f"{METRICS[metric]} against load", chart, words)]
+        notes += " Where a point is crossed out, more arrived than was completed: it would get worse without end."
+    title = f"{METRICS[metric]} against load"
+    return [Described(metric.removesuffix("_ms"), title, chart, _latency_words(metric, chart) + notes, notes)]
 
 
 def _interval(latency: Mapping[str, Any], percentile: str) -> tuple[float, float] | None:

@@ -20,11 +20,12 @@ def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[
     """(anchor, title, content) of each part. `points` are the requests by their window's name."""
     targets = mappings(summary.get("targets"))
     measured = mappings(summary.get("points"))
-    names = {str(t.get("label")): f"{t.get('label')}: {t.get('name')}" for t in targets}
+    names = {str(t.get("label")): clipped(f"{t.get('label')}: {t.get('name')}") for t in targets}
     parts: list[Part] = [("targets", "Targets", [targets_table(targets)])]
+    told = found_in_words(mappings(summary.get("comparisons")), [str(t.get("label")) for t in targets])
     found = differences_table(mappings(summary.get("comparisons")), names)
     if found:
-        parts.append(("differences", "Differences", [_read_as(), found]))
+        parts.append(("differences", "Differences", [told, _read_as(), found]))
     if measured:
         series = {names.get(str(label), str(label)): _of(measured, label) for label in names}
         charts = several_frontiers(series, declared(summary, header))
@@ -41,6 +42,25 @@ def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[
     if streams:
         parts.append(("timing", "Token timing", [timing_simulator(streams)]))
     return parts
+
+
+def found_in_words(comparisons: Sequence[Json], labels: Sequence[str]) -> Markup | None:
+    """A line for each target but the first: in what it is better or worse beyond chance."""
+    lines = []
+    for label in labels[1:]:
+        mine = [d for d in comparisons if d.get("target") == label]
+        parts = []
+        for better, word in ((True, "better"), (False, "worse")):
+            figures = dict.fromkeys(bare_name(d) for d in mine if d.get("better") is better)
+            parts += [f"{word} in {', '.join(figures)}"] if figures else []
+        if mine:
+            lines.append(f"{label} against {labels[0]}: {'; '.join(parts) or 'no difference beyond chance'}.")
+    return tag("ul", [tag("li", line) for line in lines]) if lines else None
+
+
+def clipped(name: str, room: int = 44) -> str:
+    """With its middle left out where it is long: what tells targets apart stands at the end."""
+    return name if len(name) <= room else f"{name[: room // 2 - 4]}\u2026{name[-room // 2 - 2 :]}"
 
 
 def targets_table(targets: Sequence[Json]) -> Markup:
@@ -108,7 +128,7 @@ def pareto_table(points: Sequence[Json]) -> Markup:
     titles = ("Requests", "Output tok/s", "Good/s", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "Errors")
     columns = [Column("Target"), *(Column(t, True) for t in titles), Column("Pareto")]
     ranked = next((words(p["ranked_by"]) for p in points if p.get("ranked_by")), [])
-    by = ", ".join(figure_name({"figure": name}) for name in ranked) or "throughput, TTFT and TPOT"
+    by = ", ".join(bare_name({"figure": name}) for name in ranked) or "throughput, TTFT and TPOT"
     caption = (
         "Latencies in ms. A row is dominated when another at the same rate is better beyond chance in one of "
         f"{by}, and worse beyond chance in none; it is not ranked where one of them is not certified of both"
@@ -131,6 +151,12 @@ def self_table(found: Sequence[Json], targets: Sequence[Json]) -> Markup | None:
         [Column("Figure"), Column("Rate", True), Column("Differences", wide=True)],
         rows,
     )
+
+
+def bare_name(d: Json) -> str:
+    """`TTFT p95`."""
+    metric, _, quantile = str(d.get("figure")).partition(" ")
+    return f"{METRICS.get(metric, metric)} {quantile}".rstrip()
 
 
 def figure_name(d: Json) -> str:
@@ -160,7 +186,7 @@ def called(d: Json) -> Markup:
     """In words; colour only repeats them."""
     better = d.get("better")
     if better is None:
-        return tag("span", "no difference", class_="soft")
+        return tag("span", "no difference", class_="verdict not-declared")
     word = "better" if better else "worse"
     symbol = "\u25b2" if d.get("called") == "more" else "\u25bc"
     return tag("span", f"{symbol} {word}", class_=f"verdict {'pass' if better else 'fail'}")

@@ -144,6 +144,8 @@ def _head(run: Mapping[str, Any], header: Json, summary: Json, service: str) -> 
         banners.append(_banner("incomplete", "This run has no summary. What it recorded is shown."))
     told = headline(summary)
     lead = [tag("p", verdict(value), class_="lead") if value is not None else None, tag("p", told) if told else None]
+    if summary.get("kind") == "compare" and value == "not declared":
+        lead = []  # nothing is asked of a comparison
     return tag("header", tag("p", kicker, class_="kicker"), tag("h1", service), lead, listed, banners, class_="page")
 
 
