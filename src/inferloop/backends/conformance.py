@@ -7,18 +7,19 @@ instead of a wrong answer), which is honest and therefore not a failure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from inferloop.backends.conformance_checks import CHECKS
 from inferloop.backends.conformance_target import FailedCheckError, RefusedCheckError, Target
 from inferloop.backends.http import HttpClient, HttpError
+from inferloop.backends.protocols import Capability
 
 Outcome = Literal["passed", "failed", "refused"]
 Check = Callable[[Target], Awaitable[None]]
 
-__all__ = ["CHECKS", "Check", "CheckResult", "Outcome", "Target", "run_check", "run_checks"]
+__all__ = ["CHECKS", "Check", "CheckResult", "Outcome", "Target", "by_design", "run_check", "run_checks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +58,26 @@ async def run_check(check: Check, target: Target, *, timeout_s: float = 60.0) ->
     except (KeyError, IndexError, TypeError, ValueError) as error:
         return CheckResult(name, "failed", f"unexpected shape of an answer: {type(error).__name__}: {error}")
     return CheckResult(name, "passed")
+
+
+CAPABILITY_OF = {
+    "prompt_usage": "tokenize",
+    "token_prompt": "tokenize",
+    "detokenize": "tokenize",
+    "logprobs": "logprobs",
+    "echo_logprobs": "prompt_logprobs",
+    "embeddings": "embeddings",
+    "metrics": "metrics",
+}
+"""What of an engine's capabilities a check is about, where it is about one that engines may lack."""
+
+
+def by_design(results: Sequence[CheckResult], capabilities: Mapping[str, Capability]) -> list[CheckResult]:
+    """The same results, where what failed for a capability that the engine is known to lack is refused by design."""
+    told = []
+    for result in results:
+        lacks = capabilities.get(CAPABILITY_OF.get(result.name, ""))
+        if result.outcome == "failed" and lacks is not None and lacks.support == "no":
+            result = replace(result, outcome="refused", reason=f"by design: {lacks.why}")
+        told.append(result)
+    return told

@@ -9,18 +9,20 @@ from inferloop.backends.http import HttpClient, HttpError
 from inferloop.core.errors import EnvironmentLacksError
 
 _TIMEOUT_S = 10.0
+_NO_REQUEST = b'{"messages":0}'
+"""Refused by all: one server takes an object without messages for an empty conversation, and answers it at length."""
 
 
 async def check_entry(client: HttpClient, path: str = "/v1/chat/completions") -> None:
     """Raises EnvironmentLacksError for a server that wants another key, or any; and for one that cannot be reached.
 
-    What is sent is no complete request: who may ask hears that, who may not, hears that first. Lists of models are
+    What is sent is no request: who may ask hears that, who may not, hears that first. Lists of models are
     often open to all, so they cannot tell. Any other answer is left to whoever asks in earnest.
     """
     headers = [("content-type", "application/json")]
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            response = await client.request("POST", path, headers=headers, body=b"{}")
+            response = await client.request("POST", path, headers=headers, body=_NO_REQUEST)
             await response.read()
     except TimeoutError:
         return

@@ -215,6 +215,17 @@ Support = Literal["yes", "no", "partial"]
 
 
 @dataclass(frozen=True, slots=True)
+class Capability:
+    """Whether an engine does something, and where it does not, or not all of it, why."""
+
+    support: Support
+    why: str = ""
+
+
+YES = Capability("yes")
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyProbe:
     """Ready when GET `path` answers 200 within `timeout_s` of the start."""
 
@@ -225,12 +236,20 @@ class ReadyProbe:
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """A launched engine as a VALUE. fleet/act/process runs it; in `argv` and `env` "{port}" stands for the
-    port, and "{replica}" for the replica's name."""
+    port, and "{replica}" for the replica's name.
+
+    `context_length` is what the engine takes when it is known from here; `exact_length` are the fields of a request
+    body that make an answer as long as `max_tokens` says, for engines that do not know `ignore_eos`.
+    """
 
     backend: str
     argv: tuple[str, ...]
     model_id: str
     env: dict[str, str] = field(default_factory=dict)
     ready: ReadyProbe = ReadyProbe()
-    capabilities: dict[str, Support] = field(default_factory=dict)
+    capabilities: dict[str, Capability] = field(default_factory=dict)
     drain_timeout_s: float = 30.0
+    version: str = ""
+    metrics_path: str | None = "/metrics"
+    context_length: int | None = None
+    exact_length: dict[str, Any] = field(default_factory=dict)

@@ -5,28 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from inferloop.backends.protocols import LaunchSpec, ReadyProbe, Support
+from inferloop.backends.protocols import YES, Capability, LaunchSpec, ReadyProbe
 
 Value = str | int | float | bool | Sequence[str] | None
 
-CAPABILITIES: dict[str, Support] = {
-    "chat": "yes",
-    "completions": "yes",
-    "stream": "yes",
-    "stop": "yes",
-    "seed": "yes",
-    "logprobs": "yes",
-    "prompt_logprobs": "yes",
-    "embeddings": "yes",
-    "tokenize": "yes",
-    "cached_tokens": "yes",
-    "timings": "yes",
-    "drain": "yes",
-    "tools": "yes",
-    "json_schema": "yes",
-    "images": "no",
+CAPABILITIES: dict[str, Capability] = {
+    "chat": YES,
+    "completions": YES,
+    "stream": YES,
+    "stop": YES,
+    "seed": YES,
+    "logprobs": YES,
+    "prompt_logprobs": YES,
+    "embeddings": YES,
+    "tokenize": YES,
+    "cached_tokens": YES,
+    "timings": YES,
+    "drain": YES,
+    "tools": YES,
+    "json_schema": YES,
+    "images": Capability("no", "the models that it runs read text alone"),
 }
-_SCRIPTED: dict[str, Support] = {"prompt_logprobs": "no", "embeddings": "no", "json_schema": "no"}
+_NOT_BY_SCRIPT = Capability("no", "a script has no model")
+_SCRIPTED = dict.fromkeys(("prompt_logprobs", "embeddings", "json_schema"), _NOT_BY_SCRIPT)
 """What a script cannot do."""
 
 

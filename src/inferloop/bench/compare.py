@@ -27,7 +27,7 @@ from inferloop.bench.decide import FIRST_SHARE, on_grid
 from inferloop.bench.drive import DriveOptions, Endpoint, drive
 from inferloop.bench.host import busy_note, busy_percent
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
-from inferloop.bench.target import TargetInfo, describe_target
+from inferloop.bench.target import Launched, TargetInfo, describe_target
 from inferloop.contract.arrivals import OPEN_PROCESSES
 from inferloop.contract.draws import seed_of
 from inferloop.contract.sample import SampledWorkload, expected_starts_s, sample_workload
@@ -54,6 +54,7 @@ class Contender:
     model: str | None = None
     codec: PromptCodec | None = None
     flags: tuple[str, ...] = ()
+    launched: Launched | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ async def run_compare(
         for number, contender in enumerate(contenders):
             client = HttpClient(contender.at)
             stack.push_async_callback(client.close)
-            info = await describe_target(client, model=contender.model)
+            info = await describe_target(client, model=contender.model, launched=contender.launched)
             codec = contender.codec
             if codec is None:
                 own = HttpCodec(info.endpoint, info.model)
@@ -182,7 +183,9 @@ class _Compare:
         for way in (base, replace(base, as_chat=False), replace(base, as_token_ids=True)):
             try:
                 for r in self._runners:
-                    r.renderer = await asyncio.to_thread(Renderer, r.codec, replace(way, model=r.info.model))
+                    exact = r.contender.launched.exact_length if r.contender.launched and way.ignore_eos else {}
+                    own = replace(way, model=r.info.model, extra=exact)
+                    r.renderer = await asyncio.to_thread(Renderer, r.codec, own)
                 return way.path
             except (RequestError, UsageError) as error:
                 problem = str(error)
@@ -312,11 +315,12 @@ def salted(requests: Sequence[TimedRequest], salt: int) -> Sequence[TimedRequest
 
 
 def prompts_digest(planned: Sequence[RenderedRequest]) -> str:
-    """Of all bodies but for the model's name."""
+    """Of all bodies but for what engines differ in: the model's name, and how they are told to go past end tokens."""
     digest = hashlib.sha256()
     for request in planned:
         body: dict[str, Any] = msgspec.json.decode(request.body)
-        body.pop("model", None)
+        for name in ("model", "logit_bias"):  # the latter is how one engine is told to ignore end tokens
+            body.pop(name, None)
         digest.update(msgspec.json.encode(body) + b"\0")
     return digest.hexdigest()
 
@@ -329,5 +333,6 @@ def _told(runner: _Runner) -> dict[str, Any]:
         "url": runner.info.url,
         "model": runner.info.model,
         "flags": list(runner.contender.flags),
+        "launched": plain(runner.contender.launched.told) if runner.contender.launched else None,
         "context_length": runner.info.context_length,
     }

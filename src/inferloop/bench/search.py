@@ -23,7 +23,7 @@ from inferloop.bench.options import BenchOptions, BenchProgress, Progress
 from inferloop.bench.points import Measurer
 from inferloop.bench.render import PromptCodec, Renderer, RenderOptions
 from inferloop.bench.result import BenchPoint, BenchResult, failure_of, frontier_of, saturated
-from inferloop.bench.target import TargetInfo, describe_target
+from inferloop.bench.target import Launched, TargetInfo, describe_target
 from inferloop.contract.workload import Contract
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import plain
@@ -48,8 +48,10 @@ async def run_bench(
     progress: Progress | None = None,
     *,
     clock: Clock | None = None,
+    launched: Launched | None = None,
 ) -> BenchResult:
     """Measure one URL against a contract. `codec` None asks the target's /tokenize; `model` None takes its only model.
+    `launched`: what is known of a target that was started for this.
 
     Every request goes to `writer` as it ends, so that a cancelled run is readable; `writer.finish` is the caller's.
     Raises EnvironmentLacksError and UsageError when the target cannot be measured at all.
@@ -57,7 +59,9 @@ async def run_bench(
     client = HttpClient(at)
     own_codec = None
     try:
-        target = await describe_target(client, model=model)
+        target = await describe_target(client, model=model, launched=launched)
+        if launched is not None and options.ignore_eos:
+            options = replace(options, extra_body={**launched.exact_length, **options.extra_body})
         if codec is None:
             codec = own_codec = HttpCodec(target.endpoint, target.model)
         writer.update(
@@ -65,7 +69,11 @@ async def run_bench(
             identity=target.identity,
             seed=options.seed,
             arrivals=contract.traffic.arrivals.process,
-            options={**writer.header.options, "bench": plain(options)},
+            options={
+                **writer.header.options,
+                "bench": plain(options),
+                **({"launched": plain(launched.told)} if launched is not None else {}),
+            },
         )
         bench = _Bench(contract, target, codec, options, writer, progress, clock or RealClock())
         return await bench.run()

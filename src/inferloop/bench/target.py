@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from inferloop.backends.endpoint import Endpoint
@@ -25,10 +26,26 @@ class TargetInfo:
         return self.endpoint.url
 
 
-async def describe_target(client: HttpClient, *, model: str | None = None) -> TargetInfo:
-    """Ask /v1/models (and /identity), and whether we may ask for answers. Raises EnvironmentLacksError when nothing
-    usable answers or a key is wanted that we have not, UsageError when the server has several models or not the one
-    asked for."""
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What whoever launched a target knows of it, for what the target itself does not tell.
+
+    `exact_length` are the fields of a body that make its answer as long as `max_tokens` says. `told` is for the run
+    folder: engine, version, argv and env.
+    """
+
+    identity: dict[str, Any] | None = None
+    context_length: int | None = None
+    exact_length: Mapping[str, Any] = field(default_factory=dict)
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def describe_target(
+    client: HttpClient, *, model: str | None = None, launched: Launched | None = None
+) -> TargetInfo:
+    """Ask /v1/models (and /identity), and whether we may ask for answers; `launched` fills in what is not told. Raises
+    EnvironmentLacksError when nothing usable answers or a key is wanted that we have not, UsageError when the server
+    has several models or not the one asked for."""
     try:
         listed = (await client.get_json("/v1/models"))["data"]
         names = [entry["id"] for entry in listed]
@@ -45,8 +62,10 @@ async def describe_target(client: HttpClient, *, model: str | None = None) -> Ta
         raise UsageError(
             f"{client.base_url}: " + (f"no model {model!r} ({hint})" if model else f"name a model ({hint})")
         )
+    known = launched or Launched()
     length = listed[names.index(model)].get("max_model_len")
-    return TargetInfo(client.endpoint, model, length if isinstance(length, int) else None, await _identity(client))
+    identity = await _identity(client) or known.identity
+    return TargetInfo(client.endpoint, model, length if isinstance(length, int) else known.context_length, identity)
 
 
 async def _identity(client: HttpClient) -> dict[str, Any] | None:

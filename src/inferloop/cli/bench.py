@@ -23,6 +23,7 @@ from inferloop.cli.common import (
     verb,
 )
 from inferloop.cli.compat import CompatOption, check_compat, compat_json, print_compat
+from inferloop.cli.engines import VenvOption
 
 if TYPE_CHECKING:
     from inferloop.bench.result import BenchResult
@@ -36,7 +37,11 @@ EXIT_BY_VERDICT = {"pass": 0, "not declared": 0, "void": 4}
 def bench(
     contract: Annotated[Path, typer.Argument(help="The contract: YAML, TOML or JSON.")],
     target: Annotated[
-        str, typer.Option(help="A URL, embedded (our engine), or a backend to launch for the run.")
+        str,
+        typer.Option(
+            help="A URL, embedded (our engine), or a backend to launch for the run, with flags after a space "
+            "(llamacpp threads=2)."
+        ),
     ] = "embedded",
     model: Annotated[
         str | None, typer.Option(help="Model name to ask for; default: the only one there is.", show_default=False)
@@ -58,6 +63,7 @@ def bench(
     ] = True,
     ca_file: CaFileOption = None,
     insecure: InsecureOption = False,
+    venv: VenvOption = None,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
     compat: CompatOption = None,
@@ -78,7 +84,7 @@ def bench(
     from inferloop.records.run import RunWriter, open_run
 
     entry = wire.Entry(ca_file, insecure)
-    wire.check_target(target, entry)
+    name, flags = wire.target_flags(target, entry)
     tools = check_compat(compat)
     loaded = load(contract)
     seed = chosen_seed(seed)
@@ -86,12 +92,21 @@ def bench(
     told = {"contract_text": contract.read_text(), "target": target, "insecure": insecure}
 
     async def main(writer: RunWriter) -> BenchResult:
-        await wire.make_ready(target, loaded.model, cache_dir)
+        await wire.make_ready(name, loaded.model, cache_dir)
         async with wire.target(
-            target, loaded.model, log_dir=writer.path, cache_dir=cache_dir, entry=entry, slo=loaded.slo
+            name,
+            loaded.model,
+            log_dir=writer.path,
+            cache_dir=cache_dir,
+            entry=entry,
+            slo=loaded.slo,
+            flags=flags,
+            venvs=venv,
         ) as t:
             with _Bars() as bars:
-                return await run_bench(loaded, t.at, model or t.model, t.codec, options, writer, bars.tell)
+                return await run_bench(
+                    loaded, t.at, model or t.model, t.codec, options, writer, bars.tell, launched=t.launched
+                )
 
     with RunWriter(runs_dir, verb="bench", service=loaded.service, contract=loaded, options=told) as writer:
         result = run_async(lambda: main(writer))

@@ -22,6 +22,7 @@ from inferloop.cli.common import (
     stdout,
     verb,
 )
+from inferloop.cli.engines import VenvOption
 from inferloop.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def compare(
     targets: Annotated[
         str,
         typer.Option(
-            help="Separated by commas: URLs, or backends to launch, with flags of `inferloop serve` after a space "
-            "(embedded kv_dtype=int8). The others are compared with the first.",
+            help="Separated by commas: URLs, or backends to launch, with flags of `inferloop serve` or of the engine "
+            "after a space (embedded kv_dtype=int8). The others are compared with the first.",
             show_default=False,
         ),
     ],
@@ -62,6 +63,7 @@ def compare(
     ] = True,
     ca_file: CaFileOption = None,
     insecure: InsecureOption = False,
+    venv: VenvOption = None,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
@@ -109,9 +111,11 @@ def compare(
                         slo=loaded.slo,
                         flags=flags,
                         log_name=f"{str(entry.label).lower()}-{name}",
+                        venvs=venv,
                     )
                 )
-                contenders.append(Contender(text, up.at, up.model, up.codec, tuple(text.split()[1:])))
+                words = tuple(up.launched.told["argv"][1:]) if up.launched else tuple(text.split()[1:])
+                contenders.append(Contender(text, up.at, up.model, up.codec, words, up.launched))
             return await run_compare(loaded, contenders, options, writer, _tell)
 
     told = {"contract_text": contract.read_text(), "insecure": insecure}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from inferloop.bench.target import Launched
 from inferloop.cli import wire
 from inferloop.cli.common import (
     CacheDirOption,
@@ -23,8 +25,10 @@ from inferloop.cli.common import (
     stdout,
     verb,
 )
+from inferloop.cli.engines import VenvOption
 from inferloop.cli.report import report_input
 from inferloop.contract.workload import ModelRef, QualityGate
+from inferloop.core.digest import plain
 from inferloop.evals.load import load_suite
 from inferloop.evals.run import CaseResult, EvalRun, run_suite
 from inferloop.pages.report import render_report
@@ -49,6 +53,7 @@ def eval(  # noqa: A001  the verb is called that
     timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds that one exchange may take.")] = 60.0,
     ca_file: CaFileOption = None,
     insecure: InsecureOption = False,
+    venv: VenvOption = None,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
@@ -61,7 +66,7 @@ def eval(  # noqa: A001  the verb is called that
     Example: inferloop eval evals/assistant.yaml --target http://127.0.0.1:8000 --minimum 0.9
     """
     entry = wire.Entry(ca_file, insecure)
-    wire.check_target(target, entry)
+    name, flags = wire.target_flags(target, entry)
     loaded = load_suite(suite)
     launched = ModelRef(model or wire.EMBEDDED_MODEL)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -73,8 +78,14 @@ def eval(  # noqa: A001  the verb is called that
         if not json_output:
             _tell(result)
 
+    known: list[Launched] = []
+
     async def main(log_dir: Path) -> EvalRun:
-        async with wire.target(target, launched, log_dir=log_dir, cache_dir=cache_dir, entry=entry) as t:
+        async with wire.target(
+            name, launched, log_dir=log_dir, cache_dir=cache_dir, entry=entry, flags=flags, venvs=venv
+        ) as t:
+            if t.launched is not None:
+                known.append(t.launched)
             return await run_suite(
                 loaded, t.at, model=model or t.model, concurrency=concurrency, timeout_s=timeout_s, on_result=tell
             )
@@ -82,9 +93,12 @@ def eval(  # noqa: A001  the verb is called that
     told = {"insecure": insecure}
     gate = QualityGate(str(suite), minimum) if minimum is not None else None
     with RunWriter(runs_dir, verb="eval", service=loaded.name, target=target, options=told) as writer:
-        run_async(lambda: wire.make_ready(target, launched, cache_dir))
+        run_async(lambda: wire.make_ready(name, launched, cache_dir))
         with writer.stage("suite", suite=str(suite)), bar:
             run = run_async(lambda: main(writer.path))
+        for engine in known:
+            run = dataclasses.replace(run, identity_digest=run.identity_digest or (engine.identity or {}).get("digest"))
+            writer.update(options={**writer.header.options, "launched": plain(engine.told)})
         if run.identity_digest is not None:
             writer.update(identity={"model_id": run.model, "digest": run.identity_digest})
         summary = writer.finish({"kind": "eval", **run.summary(gate)})

@@ -21,6 +21,7 @@ VERBS = {
     "compare": "The same requests on several targets, in turns.",
     "eval": "Run a quality suite against a service.",
     "report": "One HTML file for any run folder.",
+    "backends": "The engines that can be launched, and what each can do.",
     "hardware": "What this machine is, and how fast it reads and multiplies.",
     "models": "List, fetch and verify the models known by name.",
 }

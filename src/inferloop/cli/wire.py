@@ -7,7 +7,7 @@ import contextlib
 import math
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from inferloop.backends.protocols import LaunchSpec
     from inferloop.backends.serve_process import Value
     from inferloop.bench.render import PromptCodec
+    from inferloop.bench.target import Launched
     from inferloop.contract.workload import ModelRef
     from inferloop.core.slo import Slo
     from inferloop.engine.compute.native.config import KvFormat, Weights
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from inferloop.models.headers import ModelHeader
     from inferloop.models.resolve import ModelFiles
 
-LAUNCHABLE = ("embedded", "scripted")
+ENGINES = ("llamacpp", "llama-server", "vllm", "sglang", "trtllm")
+"""Other engines; each is a file of backends."""
+LAUNCHABLE = ("embedded", "scripted", *ENGINES)
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 T = TypeVar("T")
 
@@ -34,11 +37,12 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Target:
     """A server that is up. `model` None: the only one it lists. `codec` is the model's own tokenizer when its files
-    are known to be here; None: ask the server's /tokenize."""
+    are known to be here; None: ask the server's /tokenize. `launched` is what is known of another engine."""
 
     at: Endpoint
     model: str | None = None
     codec: PromptCodec | None = None
+    launched: Launched | None = None
 
 
 async def open_model(model_id: str, cache_dir: Path | None, progress: Progress | None = None) -> ModelFiles:
@@ -62,12 +66,13 @@ async def pack_weights(
 
 async def make_ready(name: str, model: ModelRef, cache_dir: Path | None) -> None:
     """Fetch and pack, with a bar for a person, what `target` would have to."""
-    if name == "embedded":
+    if name == "embedded" or name in ENGINES:
         from inferloop.cli.models import model_progress
 
         with model_progress() as progress:
             files = await open_model(model.id, cache_dir, progress)
-            await pack_weights(model, files, cache_dir, progress)
+            if name == "embedded":
+                await pack_weights(model, files, cache_dir, progress)
 
 
 async def _in_thread(work: Callable[[Progress], T], progress: Progress | None) -> T:
@@ -183,7 +188,8 @@ _OPENAI = "openai.com"
 
 def target_flags(text: str, entry: Entry) -> tuple[str, dict[str, Value]]:
     """`embedded kv_dtype=int8 deterministic` to the name and the flags of `serve` to launch it with;
-    `scripted ttft_ms=5` to the name and its script. Raises UsageError for an unknown target, or flags for a URL."""
+    `scripted ttft_ms=5` to the name and its script; `llamacpp threads=2 n_batch=256` to the name and flags that every
+    engine has or that are its own. Raises UsageError for an unknown target, or flags for a URL."""
     name, *words = text.split() or [""]
     check_target(name, entry)
     if words and is_url(name):
@@ -223,12 +229,14 @@ async def target(
     slo: Slo | None = None,
     flags: Mapping[str, Value] | None = None,
     log_name: str | None = None,
+    venvs: Sequence[str] | None = None,
 ) -> AsyncIterator[Target]:
     """A URL as it is, or a backend launched with `model` for as long as the context lasts, which knows what `slo` asks
-    of it. `flags` are of `inferloop serve`; they go before what the contract asks. `log_name` is the log's, without its
-    suffix.
+    of it. `flags` are of `inferloop serve`, or of the engine; they go before what the contract asks. `log_name` is the
+    log's, without its suffix. `venvs` are NAME=PATH of environments that have other engines.
 
-    Raises UsageError for a name that is neither, LaunchError when it does not get ready.
+    Raises UsageError for a name that is neither, EnvironmentLacksError for an engine that is not installed, LaunchError
+    when it does not get ready.
     """
     check_target(name, entry)
     if is_url(name):
@@ -239,14 +247,21 @@ async def target(
     from inferloop.engine.text.codec import Codec
 
     codec: PromptCodec | None = None
-    if name == "embedded":
+    launched_as: Launched | None = None
+    if name in ENGINES:
+        from inferloop.cli.engines import engine_replica
+
+        files = await open_model(model.id, cache_dir)
+        replica = await engine_replica(name, model, files, flags or {}, venvs or (), cache_dir)
+        spec, codec, launched_as = replica.spec, replica.codec, replica.launched
+    elif name == "embedded":
         codec = await asyncio.to_thread(Codec, await open_model(model.id, cache_dir))
         objective_ms = None if slo is None else tpot_objective_ms(slo)
         spec = embedded_spec(model, cache_dir, **{"tpot_objective_ms": objective_ms, **(flags or {})})
     else:
         spec = launch_spec(model.id, flags, backend="scripted")
     async with launched(spec, log_path=log_dir / f"{log_name or name}.log") as url:
-        yield Target(Endpoint(url), model.id, codec)
+        yield Target(Endpoint(url), spec.model_id, codec, launched_as)
 
 
 @contextlib.asynccontextmanager

@@ -130,5 +130,5 @@ def test_launch_spec_writes_flags() -> None:
     assert spec.argv[spec.argv.index("--port") + 1] == "{port}"
     assert spec.argv[-7:] == ("--kv-memory-mib", "64", "--deterministic", "--script", "a=1", "--script", "b=2")
     assert (spec.ready.path, spec.drain_timeout_s) == ("/health/ready", 5)
-    assert spec.capabilities["json_schema"] == "yes"
-    assert launch_spec("model", backend="scripted").capabilities["json_schema"] == "no"
+    assert spec.capabilities["json_schema"].support == "yes"
+    assert launch_spec("model", backend="scripted").capabilities["json_schema"].support == "no"

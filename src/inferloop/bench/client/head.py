@@ -22,7 +22,8 @@ def trace_id(base: int, position: int) -> str:
 
 
 def request_id(trace: str) -> str:
-    return f"bench-{trace[:24]}"
+    """The trace's id again: some servers refuse a request whose id is not a UUID, which 32 hex digits are."""
+    return trace
 
 
 class HeadWriter:
@@ -36,7 +37,7 @@ class HeadWriter:
             "x-inferloop-timings: 1",
         ]
         fixed += [f"{name}: {value}" for name, value in endpoint.headers]
-        self._fixed = "\r\n".join([*fixed, "x-request-id: bench-"])
+        self._fixed = "\r\n".join([*fixed, "x-request-id: "])
         self._base_path, self._base = endpoint.base_path, base
         self._heads: dict[str, str] = {}
 
@@ -46,5 +47,6 @@ class HeadWriter:
         if head is None:
             head = self._heads[path] = f"POST {self._base_path}{path} HTTP/1.1\r\n{self._fixed}"
         trace = trace_id(self._base, position)
-        rest = f"{head}{trace[:24]}\r\ntraceparent: 00-{trace}-{trace[16:]}-01\r\ncontent-length: {len(body)}\r\n\r\n"
+        ids = f"{request_id(trace)}\r\ntraceparent: 00-{trace}-{trace[16:]}-01"
+        rest = f"{head}{ids}\r\ncontent-length: {len(body)}\r\n\r\n"
         return rest.encode("latin-1") + body

@@ -65,6 +65,10 @@ class Tokenizer:
             raise RequestError("the text holds a lone surrogate, which is not valid Unicode") from None
         return ids
 
+    def to_json(self) -> str:
+        """What a tokenizer.json holds."""
+        return str(self._inner.to_str())
+
     def least_tokens(self, text: str) -> int:
         """`encode` makes no fewer of this text; 0 when nothing can be said without trying."""
         return self._length.least_tokens(text)

