@@ -190,9 +190,10 @@ def test_neighbours_and_cuts_change_no_bit_in_deterministic_mode(
     assert all(torch.equal(other, whole) for other in others)
 
 
-def test_experts_are_chosen_in_bf16_too(random_model: RandomModel, tmp_path: Path) -> None:
-    model = random_model(tmp_path, *VARIANTS["mixtral"][:1], **MIXTRAL)
-    expected = logits_of(model)
+@pytest.mark.parametrize("variant", ["gemma2", "gemma3", "mixtral", "qwen3_moe"])
+def test_bf16_is_close(variant: str, random_model: RandomModel, tmp_path: Path) -> None:
+    family, config = VARIANTS[variant]
+    expected = logits_of(random_model(tmp_path, family, **config))
     got = run(load(tmp_path, dtype="bf16"), len(PROMPT))[0].float()
     assert float((got - expected).abs().mean()) < 0.05 * float(expected.std())
 
@@ -373,6 +374,43 @@ def test_a_gguf_with_experts_is_the_same_model(family: str, random_model: Random
     write_gguf(model, path, gguf.MODEL_ARCH.LLAMA if family == "mixtral" else gguf.MODEL_ARCH.QWEN3MOE, edit=edit)
     assert read_header(path).shape.architecture == family
     assert_same(run(load(path), 64)[0], logits_of(model))
+
+
+@pytest.mark.parametrize(
+    ("count", "used", "named"), [(6, 2, "6 experts"), (5, 7, "expert_used_count"), (0, 2, "mlp.gate_proj")]
+)
+def test_a_gguf_whose_experts_do_not_fit_is_refused(
+    count: int, used: int, named: str, random_model: RandomModel, tmp_path: Path
+) -> None:
+    model = random_model(tmp_path, "mixtral", **MIXTRAL, head_dim=32)
+
+    def edit(writer: Any) -> None:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(used)
+
+    path = tmp_path / "tiny.gguf"
+    write_gguf(model, path, gguf.MODEL_ARCH.LLAMA, edit=edit)
+    with pytest.raises(ModelFileError, match=named):
+        read_header(path)
+
+
+def test_a_gguf_of_countless_tiny_experts_is_refused_before_they_are_listed(tmp_path: Path) -> None:
+    """Each would take more memory than it has bytes."""
+    num = 100_000
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    for key, value in {"block_count": 1, "embedding_length": 2, "feed_forward_length": 1, "context_length": 8}.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_head_count(1)
+    writer.add_expert_count(num)
+    writer.add_expert_used_count(1)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 2), np.float32))
+    writer.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros((num, 1, 2), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match="ffn_gate_exps"):
+        read_header(tmp_path / "tiny.gguf")
 
 
 def test_all_parameters_are_counted(random_model: RandomModel, tmp_path: Path) -> None:
