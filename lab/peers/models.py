@@ -2,6 +2,8 @@
 
     python -m lab.peers.models smollm2|llama-1.2b      prints the folder; makes what is not there yet
 
+The third is gemma3-270m, as it is stored alone and where it has been fetched (inferloop models fetch).
+
 From one GGUF file of 4-bit weights come a GGUF of 8-bit ones, one of bf16 and one of fp16, and a Hugging Face directory
 of bf16. The second model has the shape of Llama 3.2 with 1.2 billion weights that are random: good for speed alone.
 Needs numpy and gguf, no torch.
@@ -26,6 +28,7 @@ from inferloop.models.resolve import resolve
 
 FOLDER = Path(".peers/models")
 SMOLLM2 = "smollm2-135m-instruct"
+GEMMA = "gemma3-270m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ def prepare(name: str, folder: Path = FOLDER) -> ModelSet:
     """Make what is not there yet. Takes minutes the first time for the large model."""
     where = folder / name
     where.mkdir(parents=True, exist_ok=True)
+    if name == GEMMA:
+        stored = resolve(GEMMA).path
+        return ModelSet(stored, *(where / "not-made" for _ in range(4)))
     if name == "smollm2":
         stored = resolve(SMOLLM2).path
     else:

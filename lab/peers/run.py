@@ -4,6 +4,7 @@
     python -m lab.peers.run 4-bit                        one class of SmolLM2-135M; also int8, bf16
     python -m lab.peers.run bf16 --resume                goes on with what an earlier run did not get to
     python -m lab.peers.run 4-bit int8 bf16 --model llama-1.2b --streams 1 8
+    python -m lab.peers.run 4-bit --model gemma3-270m --streams 1 8 --prefill 512 --engines inferloop llama-cpp
     python -m lab.peers.run 4-bit int8 bf16 --report     all that was measured so far, in one table
 
 Each configuration of each engine is a process of its own that waits while others run. Round 0 warms everybody up with a
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.peers.configs import CLASSES, Config, configs, points, scout_of
-from lab.peers.models import prepare
+from lab.peers.models import GEMMA, prepare
 from lab.peers.point import Point, Timing
 from lab.peers.protocol import PeerError, Worker
 from lab.peers.quality import Qualities, read
@@ -39,7 +40,7 @@ from inferloop.core.units import MIB
 
 FOLDER = Path(".peers")
 ENGINES = (OURS, "llama-cpp", "openvino", "vllm", "transformers")
-VOCAB = {"smollm2": 49152, "llama-1.2b": 128256}
+VOCAB = {"smollm2": 49152, "llama-1.2b": 128256, GEMMA: 262144}
 NEAR_ITS_BEST, STILL_NEAR, NEAR_THE_BEST = 0.9, 0.95, 0.7
 MOST_OF_AN_ENGINE = 2
 GRACE_S = 20.0
@@ -264,6 +265,8 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="keep earlier samples and add what is missing")
     parser.add_argument("--report", action="store_true", help="measure nothing, print what was measured before")
     options = parser.parse_args()
+    if options.model == GEMMA and options.classes != ["4-bit"]:
+        parser.error(f"{GEMMA} is there as it is stored alone, which is 4-bit")
     wanted = points(options.streams, options.prefill)
     if options.report:
         records = [Record(result_path(options.model, weights), resume=True) for weights in options.classes]
