@@ -256,7 +256,7 @@ async def test_metrics_count_requests_and_agree() -> None:
 
 
 async def test_a_choice_refused_at_admission_refuses_the_request() -> None:
-    async with served(Script(ttft_ms=1, tpot_ms=1, text=TEXT, max_concurrency=2, max_waiting=1)) as s:
+    async with served(Script(ttft_ms=300, tpot_ms=1, text=TEXT, max_concurrency=2, max_waiting=1)) as s:
         for num, stream in enumerate((False, True), 1):
             status, data = await s.post({**CHAT, "n": 4, "stream": stream})
             assert (status, json.loads(data)["error"]["code"]) == (503, "overloaded")
