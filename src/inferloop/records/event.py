@@ -18,7 +18,8 @@ SCHEMA_VERSION = 1
 class ReplicaEvent:
     """What one replica did for one attempt. Written exactly once, on success, error and abort alike.
 
-    error_class is None on success; else http_4xx, overloaded, engine, timeout, disconnect or drain.
+    error_class is None on success; else http_4xx, overloaded, engine, timeout, disconnect,
+    unread, cancelled or drain.
     token_offsets_us[i] is when output token i was emitted, in microseconds after the first one; tokens emitted
     together share an offset. t_wall_ns is the wall clock at t_engine_in_ns. identity_digest is
     models.identity.ServingIdentity.digest of the configuration that answered.

@@ -14,6 +14,8 @@ REQUEST_ID = "inferloop.request_id"
 """Scope key under which the envelope puts the id of the request."""
 SEND_PART = "inferloop.send_part"
 """Scope key of a shorter way to send a part of a body, without the layers that only look at how a response begins."""
+DROP = "inferloop.drop"
+"""Scope key of what closes the connection at once, without waiting for the client to read what was written."""
 JSON_HEADERS = [(b"content-type", b"application/json")]
 
 

@@ -4,8 +4,8 @@ failure told as well as is still possible, and always one event."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from inferloop.core.errors import EngineError, InferloopError, RequestError
 from inferloop.core.ids import TraceContext
 from inferloop.serve.asgi import (
+    DROP,
     REQUEST_ID,
     SEND_PART,
     ClientGoneError,
@@ -38,6 +39,8 @@ class Answering(ABC):
         self.attempt, self.send = attempt, send
         self.send_part = send
         """The same for parts of a body that has begun, and for them only."""
+        self.drop: Callable[[], None] | None = None
+        """Closes the connection at once; None where that is nobody's to do."""
         self.started = False
 
     @abstractmethod
@@ -70,12 +73,17 @@ class Answering(ABC):
         await self._tell(error)
 
     async def _tell(self, error: BaseException) -> None:
-        with contextlib.suppress(OSError, TimeoutError):
+        try:
             async with asyncio.timeout(_TELL_TIMEOUT_S):
                 if self.started:
                     await send_body(self.send, self.broken(error))
                 else:
                     await send_error(self.send, error)
+        except TimeoutError:
+            if self.drop is not None:
+                self.drop()
+        except OSError:
+            pass
 
 
 class Endpoint(ABC):
@@ -101,7 +109,7 @@ class Endpoint(ABC):
         assert task is not None
         self._replica.attempts[task] = attempt
         answer = self.answering(attempt, headers, send)
-        answer.send_part = scope.get(SEND_PART, send)
+        answer.send_part, answer.drop = scope.get(SEND_PART, send), scope.get(DROP)
         watcher: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle | None = None
         try:

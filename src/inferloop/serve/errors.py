@@ -76,6 +76,8 @@ def cut_short(why: str) -> InferloopError:
         return CutShortError("the request took longer than it was allowed to", status=408, code="timeout")
     if why == "cancelled":
         return CutShortError("the request was cancelled", status=499, code="cancelled")
+    if why == "unread":
+        return CutShortError("the client did not read the answer as fast as it came", status=499, code="unread")
     return OverloadedError("this replica is shutting down", reason="stopping")
 
 

@@ -85,8 +85,8 @@ class Attempt:
         self._keep = replica.config.capture != "none" and replica.content_sink is not None
 
     def interrupt(self, task: asyncio.Task[object], why: str) -> bool:
-        """Cancel the answering task for `why` (disconnect, timeout, cancelled or drain). False: it was done, or cut
-        short already."""
+        """Cancel the answering task for `why` (disconnect, timeout, unread, cancelled or drain). False: it was done,
+        or cut short already."""
         if self.done or self.interrupted_by is not None:
             return False
         self.interrupted_by = why

@@ -67,7 +67,7 @@ _HISTOGRAMS = {
 """Key to (our name, vLLM's name, help, bounds)."""
 
 _SHED_REASONS = ("queue_full", "queue_tokens", "late", "stopping", "overloaded")
-_CUT_REASONS = ("disconnect", "timeout", "cancelled", "drain")
+_CUT_REASONS = ("disconnect", "timeout", "unread", "cancelled", "drain")
 _REQUESTS_HELP = "HTTP requests that reached the engine, one however many choices; length when any choice ended so."
 
 

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,13 +18,17 @@ from inferloop.backends.native import NativeGenerator
 from inferloop.backends.protocols import Delta, Generator
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.engine.compute.echo import EchoRunner
-from inferloop.records.sink import DropSink
+from inferloop.records.event import ReplicaEvent
+from inferloop.records.sink import DropSink, Record, Sink
+from inferloop.serve import run, stream
 from inferloop.serve.answer import CHAT, COMPLETIONS, Dialect
+from inferloop.serve.app import build_app
 from inferloop.serve.asgi import REQUEST_ID
 from inferloop.serve.chat import ChatEncoder
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.generate import GenerateEndpoint
 from inferloop.serve.replica import Replica
+from inferloop.serve.run import bind, serving
 
 Native = Callable[..., contextlib.AbstractAsyncContextManager[NativeGenerator]]
 BODY = {"model": "m", "stream": True, "temperature": 0, "ignore_eos": True, "max_tokens": 60, "n": 2}
@@ -34,17 +39,24 @@ async def made(native: Native, kind: str) -> AsyncIterator[Generator]:
     if kind == "scripted":
         yield ScriptedGenerator(Script(ttft_ms=0.1, tpot_ms=0.1), model_id="m")
         return
-    async with native() as generator:
+    async with native(EchoRunner(vocab_size=VOCAB_SIZE, context_length=1024)) as generator:
         yield generator
 
 
 async def answered(
-    generator: Generator, wait: Callable[[], Any], *, dialect: Dialect = COMPLETIONS, **body: Any
+    generator: Generator,
+    wait: Callable[[], Any],
+    *,
+    dialect: Dialect = COMPLETIONS,
+    sink: Sink | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    **body: Any,
 ) -> tuple[bytes, int]:
     """The answer's body, and in how many parts it came, when the connection waits as `wait` does."""
-    replica = Replica(generator, ServeConfig(), DropSink())
+    replica = Replica(generator, ServeConfig(), sink or DropSink())
     asked = [json.dumps({**BODY, **body}).encode()]
     parts: list[bytes] = []
+    statuses: list[int] = []
     sending = 0
 
     async def receive() -> Message:
@@ -61,10 +73,13 @@ async def answered(
             await wait()
         finally:
             sending -= 1
-        if message["type"] == "http.response.body":
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+        else:
+            assert statuses, "a body without a beginning"
             parts.append(message["body"])
 
-    await GenerateEndpoint(replica, dialect)({"type": "http", "headers": [], REQUEST_ID: "r"}, receive, send)
+    await GenerateEndpoint(replica, dialect)({"type": "http", "headers": headers, REQUEST_ID: "r"}, receive, send)
     assert replica.attempts == {}
     return b"".join(parts), len(parts)
 
@@ -137,7 +152,7 @@ async def test_an_encoder_that_fails_ends_the_answer_and_the_request(
         await asyncio.sleep(0.001 if waits else 0)
 
     async with made(native, kind) as generator:
-        body = {"messages": [{"role": "user", "content": "x"}]}
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
         told, _ = await answered(generator, wait, dialect=CHAT, **body)
         assert told.count(b'"error":{') == 1 and b"[DONE]" not in told and b'"content":' in told
         async with asyncio.timeout(5):
@@ -166,3 +181,88 @@ async def test_leaving_in_midstream_ends_what_catches_up(native: Native, waits: 
         async with asyncio.timeout(5):
             while generator.describe()[1].num_running:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.events: list[ReplicaEvent] = []
+
+    def write(self, record: Record) -> None:
+        assert isinstance(record, ReplicaEvent)
+        self.events.append(record)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["native", "scripted"])
+@pytest.mark.parametrize("bound", ["MAX_UNSENT_BYTES", "STALL_S"])
+async def test_a_client_that_does_not_read_has_its_answer_ended(
+    native: Native, kind: str, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody leaves and nothing times out: the request must not go on for ever."""
+    monkeypatch.setattr(stream, bound, 20_000 if bound == "MAX_UNSENT_BYTES" else 0.2)
+    num_sends = 0
+
+    async def wait() -> None:
+        nonlocal num_sends
+        num_sends += 1
+        if num_sends > 3:
+            await asyncio.Event().wait()
+
+    sink = Kept()
+    async with made(native, kind) as generator, asyncio.timeout(60):
+        await answered(generator, wait, sink=sink, prompt="hello", n=1, max_tokens=400)
+        while generator.describe()[1].num_running:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    (event,) = sink.events
+    assert (event.finish_reason, event.error_class, event.status) == ("abort", "unread", 200)
+
+
+async def test_what_waits_to_begin_has_not_begun(native: Native) -> None:
+    """While the connection does not take the headers, what ends the answer still has a status of its own."""
+    num_sends, sink = 0, Kept()
+
+    async def wait() -> None:
+        nonlocal num_sends
+        num_sends += 1
+        if num_sends == 1:
+            await asyncio.Event().wait()
+
+    timeout = [(b"x-request-timeout-ms", b"300")]
+    async with made(native, "native") as generator, asyncio.timeout(60):
+        told, _ = await answered(generator, wait, sink=sink, headers=timeout, prompt="hello")
+    assert json.loads(told)["error"]["code"] == "timeout"
+    assert [(e.error_class, e.status) for e in sink.events] == [("timeout", 408)]
+
+
+async def test_a_connection_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer fits nowhere on the way, so the end of it can be told to nobody."""
+
+    def small(host: str, port: int) -> socket.socket:
+        listener = bind(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # as its connections will have
+        return listener
+
+    monkeypatch.setattr(run, "bind", small)
+    monkeypatch.setattr(stream, "STALL_S", 0.2)
+    sink = Kept()
+    app = build_app(ScriptedGenerator(Script(ttft_ms=0, tpot_ms=0.01), model_id="m"), ServeConfig(), sink)
+    body = json.dumps({**BODY, "n": 1, "prompt": "x", "max_tokens": 2000}).encode()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    async with serving(app, wait_ready=True) as url, asyncio.timeout(120):
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", int(url.rpartition(":")[2])))
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        await loop.sock_sendall(sock, head + body)
+        while not sink.events or app.state.replica.attempts:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        data = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := await loop.sock_recv(sock, 1 << 20):
+                data += piece
+    sock.close()
+    assert data.startswith(b"HTTP/1.1 200 ") and b"[DONE]" not in data
+    assert [(e.error_class, e.status) for e in sink.events] == [("unread", 200)]
