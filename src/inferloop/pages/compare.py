@@ -114,6 +114,7 @@ def pareto_table(points: Sequence[Json]) -> Markup:
     for p in points:
         ttft, tpot = mapping(p.get("ttft_ms")), mapping(p.get("tpot_ms"))
         by = p.get("dominated_by")
+        place = f"dominated by {by}" if by else "on the front" if p.get("ranked_by", True) else "not ranked"
         rows.append(
             [
                 str(p.get("name")),
@@ -122,7 +123,7 @@ def pareto_table(points: Sequence[Json]) -> Markup:
                 number(p.get("goodput_qps")),
                 *(percentile(latency, q) for latency in (ttft, tpot) for q in ("p50", "p95")),
                 percent(mapping(p.get("errors")).get("rate")),
-                f"dominated by {by}" if by else "on the front" if p.get("ranked_by", True) else "not ranked",
+                tag("span", place, class_="nowrap"),
             ]
         )
     titles = ("Requests", "Output tok/s", "Good/s", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "Errors")

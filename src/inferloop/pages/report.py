@@ -116,8 +116,10 @@ def _sections(
 
 
 def _waterfall(rows: Sequence[RequestTiming], by_point: Json, summary: Json) -> Markup | None:
-    """Of the judged point, where its requests are known: points of other loads lie apart in time."""
-    at = judged_point(summary) or {}
+    """Of the fullest point that keeps the objectives, else of the judged one: points lie apart in time, and where
+    little is in flight there is little to see."""
+    kept = [p for p in mappings(summary.get("points")) if p.get("verdict") == "pass" and not is_void(p)]
+    at = max(kept, key=lambda p: p.get("offered_qps") or 0.0, default=None) or judged_point(summary) or {}
     found = by_point.get(str(at.get("name")))
     return waterfall(found, of=point_name(at)) if found else waterfall(rows)
 

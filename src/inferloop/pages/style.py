@@ -58,7 +58,7 @@ tbody th { font-weight: 500; }
 tbody th:not(.group) { white-space: nowrap; }
 tr > :first-child { padding-left: 0; } tr > :last-child { padding-right: 0; }
 th.num, td.num { text-align: right; white-space: nowrap; }
-td.wide { min-width: 14rem; }
+td.wide { min-width: 14rem; } .nowrap { white-space: nowrap; }
 summary { cursor: pointer; margin: 0.5rem 0; }
 th.group { padding-top: 1rem; font-weight: 650; }
 dl { margin: 0.5rem 0 1.25rem; display: grid;
@@ -104,7 +104,7 @@ button, select, input { font: inherit; color: inherit; background: var(--raised)
 button { margin-right: 0.4rem; cursor: pointer; } button:hover { border-color: var(--accent); }
 input[type="range"] { padding: 0; vertical-align: middle; accent-color: var(--accent); width: 9rem; }
 .lanes { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.25rem 2rem; }
-.lanes label { font-size: 0.92rem; } .lanes > div { min-width: 0; }
+.lanes label { font-size: 0.92rem; } .lanes select { max-width: 100%; } .lanes > div { min-width: 0; }
 .lanes output { display: block; height: 9rem; overflow-y: auto; margin: 0.5rem 0; padding: 0.5rem 0.75rem;
   border: 1px solid var(--line); border-left: 4px solid var(--line); background: var(--raised); }
 .lanes .stalled output { border-left-color: var(--bad); }

@@ -67,7 +67,7 @@ _INVENTED = (
 )
 
 
-_INVENTED_TITLE = "The invented answer (choose it on the left or on the right)"
+_INVENTED_TITLE = "The invented answer, if it is chosen above"
 
 
 def pick_streams(runs: Mapping[str, Sequence[RequestTiming]]) -> list[Stream]:

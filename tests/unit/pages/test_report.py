@@ -243,3 +243,14 @@ def test_damaged_records_still_make_a_page(run: dict[str, Any]) -> None:
         for container, key in rng.sample(spots, 12):
             container[key] = rng.choice(WRONG)
         Page(render_report(damaged))
+
+
+def test_the_waterfall_is_of_the_fullest_point_that_keeps_the_objectives(run: dict[str, Any]) -> None:
+    by_point = {}
+    for i, (p, verdict) in enumerate(zip(run["summary"]["points"], ("pass", "pass", "fail"), strict=True)):
+        p |= {"name": f"rate-{i}", "verdict": verdict}
+        by_point[p["name"]] = tuple(run["requests"][: 10 + i])
+    run["points"] = by_point
+    assert "The first 11 of 11 requests at rate-1, 2.5/s over" in Page(render_report(run)).text
+    run["points"] = {}
+    assert f"The first 40 of {len(run['requests'])} requests over" in Page(render_report(run)).text
