@@ -30,12 +30,14 @@ class SessionTiming:
 
 
 def sessions(requests: Iterable[RequestTiming]) -> list[SessionTiming]:
-    """One per session, in the order in which they started; requests without a session are left out."""
+    """One per session, in the order in which they started; requests without a session are left out, and
+    sessions whose first turn is not among the requests: they began in the warm-up, and nobody knows when."""
     turns: dict[int, list[RequestTiming]] = {}
     for r in requests:
         if r.session is not None:
             turns.setdefault(r.session, []).append(r)
-    found = [_session(number, sorted(rows, key=lambda r: (r.turn or 0, r.t_send_ns))) for number, rows in turns.items()]
+    ordered = {n: sorted(rows, key=lambda r: (r.turn or 0, r.t_send_ns)) for n, rows in turns.items()}
+    found = [_session(number, rows) for number, rows in ordered.items() if not rows[0].turn]
     return sorted(found, key=lambda s: (s.start_ns, s.session))
 
 

@@ -170,6 +170,15 @@ def test_a_session_lasts_from_its_first_intent_to_its_last_end() -> None:
     assert summarize([request([(5, 1)])], mode="open").session_ms is None
 
 
+def test_a_session_that_began_in_the_warm_up_is_no_sample() -> None:
+    """Its first turns were not measured: it is neither as long as the rest of it nor unfinished."""
+    whole = [turn(1, k, 10 * k, 10 * k + 5) for k in range(3)]
+    rest = [turn(2, k, 10 * k, 10 * k + 5) for k in (1, 2)]
+    assert [s.session for s in sessions([*whole, *rest])] == [1]
+    samples = session_samples([*whole, *rest])
+    assert (samples.values.tolist(), samples.num_total) == ([25.0], 1)
+
+
 def test_goodput_is_of_what_was_offered() -> None:
     slo = Slo((Objective("ttft_ms", 0.95, 450.0), Objective("tpot_ms", 0.95, 20.0)))
     kept = [request([(10 * i + 100, 1), (10 * i + 110, 1)], send=10 * i, intended=10 * i) for i in range(60)]
