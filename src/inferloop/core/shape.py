@@ -36,7 +36,7 @@ class Experts:
     num: int
     per_token: int
     ffn_size: int
-    layers: frozenset[int]
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

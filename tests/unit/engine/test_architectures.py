@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from inferloop.core.digest import digest_of
 from inferloop.core.errors import ModelFileError
 from inferloop.core.request import Sampling
 from inferloop.engine.compute.torch.config import TorchConfig
@@ -218,6 +219,35 @@ def test_old_spellings_and_nested_configs_say_the_same(random_model: RandomModel
     assert (old.structure, old.rope) == (new.structure, new.rope)
     file.write_text(json.dumps({"model_type": "gemma3", "vision_config": {}, "text_config": older}))
     assert read_header(tmp_path).structure == new.structure
+
+
+@pytest.mark.parametrize(
+    ("variant", "change"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 41}),
+        ("gemma2", {"sliding_window": 25}),
+        ("gemma2", {"attn_logit_softcapping": 3.0}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma3", {"layer_types": ["sliding_attention"] * 7}),
+        ("gemma3", {"rope_parameters": {**GEMMA3["rope_parameters"], "sliding_attention": {"rope_theta": 2_000.0}}}),
+        ("mixtral", {"num_experts_per_tok": 1}),
+        ("qwen3_moe", {"norm_topk_prob": False}),
+    ],
+)
+def test_what_config_json_says_decides_whose_blocks_can_be_gone_on_from(
+    variant: str, change: dict[str, Any], random_model: RandomModel, tmp_path: Path
+) -> None:
+    """The same weights compute something else, and are another service."""
+    family, config = VARIANTS[variant]
+    random_model(tmp_path, family, **config)
+    before, layout = read_header(tmp_path), load(tmp_path).info.block_layout
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    after = read_header(tmp_path)
+    assert digest_of([after.shape, after.rope, after.structure]) != digest_of(
+        [before.shape, before.rope, before.structure]
+    )
+    assert load(tmp_path).info.block_layout != layout
 
 
 @pytest.mark.parametrize(

@@ -131,5 +131,5 @@ def _experts(fields: Fields, num_layers: int) -> Experts:
         num=num,
         per_token=per_token,
         ffn_size=fields.count("moe_intermediate_size", fields.count("intermediate_size")),
-        layers=frozenset(i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense),
+        layers=tuple(i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense),
     )

@@ -126,7 +126,7 @@ def _experts(file: GgufFile, fields: Fields, num_layers: int) -> Experts:
         num=num,
         per_token=per_token,
         ffn_size=fields.count("expert_feed_forward_length", fields.same_count("feed_forward_length", num_layers)),
-        layers=frozenset(i for i in range(num_layers) if f"blk.{i}.ffn_gate_inp.weight" in file.tensors),
+        layers=tuple(i for i in range(num_layers) if f"blk.{i}.ffn_gate_inp.weight" in file.tensors),
     )
 
 

@@ -14,7 +14,7 @@ _KINDS: dict[str, RopeKind] = {
     "yarn": "yarn",
     "llama3": "llama3",
 }
-_READ = {
+_KNOWN = {
     "rope_type",
     "type",
     "factor",
@@ -26,7 +26,9 @@ _READ = {
     "beta_fast",
     "beta_slow",
     "attention_factor",
+    "finetuned",
 }
+"""The last says where the weights come from and changes nothing; all others are read."""
 
 
 def read_rope(fields: Fields, shape: ModelShape, rope: Fields | None = None, *, theta: float = 10_000.0) -> RopeSpec:
@@ -39,7 +41,7 @@ def read_rope(fields: Fields, shape: ModelShape, rope: Fields | None = None, *, 
     name = rope.text("rope_type") or rope.text("type") or "default"
     if name not in _KINDS:
         raise fields.fail("rope_scaling", f"has the unsupported type {name!r} (supported: {', '.join(_KINDS)})")
-    unread = sorted(key for key in rope.keys() - _READ if rope.raw(key) is not None)
+    unread = sorted(key for key in rope.keys() - _KNOWN if rope.raw(key) is not None)
     if unread:
         raise fields.fail("rope_scaling", f"has {unread[0]}, which is not supported")
     kind = _KINDS[name]
