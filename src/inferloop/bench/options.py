@@ -20,6 +20,8 @@ class BenchOptions:
     num_burst: int = 32
     peak_qps: float | None = None
     calibrate: bool = True
+    fresh_cache: bool = True
+    """No part meets what the target's prefix cache holds from before it, where the target has a way to that."""
     as_chat: bool = True
     ignore_eos: bool = True
     request_timeout_s: float = 120.0

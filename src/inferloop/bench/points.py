@@ -15,6 +15,7 @@ from typing import Any
 from inferloop.bench.agenda import in_chains
 from inferloop.bench.checks import self_checks
 from inferloop.bench.drive import DriveOptions, DriveResult, Stop, drive
+from inferloop.bench.fresh_cache import FreshCache
 from inferloop.bench.options import BenchOptions, BenchProgress, Progress
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer
 from inferloop.bench.result import BenchPoint, Role, describe
@@ -65,10 +66,11 @@ class Measurer:
         progress: Progress | None,
         clock: Clock,
         end_ns: int,
+        fresh: FreshCache,
     ) -> None:
         self._contract, self._target, self._codec, self._renderer = contract, target, codec, renderer
         self._options, self._writer, self._progress, self._clock = options, writer, progress, clock
-        self._end_ns = end_ns
+        self._end_ns, self._fresh = end_ns, fresh
         self.points: list[BenchPoint] = []
         quantiles = [o.quantile for o in contract.slo.objectives]
         self.floor = math.ceil(min_samples(max(quantiles, default=0.95)) * _SPARE)
@@ -170,7 +172,7 @@ class Measurer:
             count_tokens=lambda text: len(self._codec.encode_text(text)),
             **how,
         )
-        planned = await asyncio.to_thread(self._renderer.render, workload.requests)
+        planned = await asyncio.to_thread(self._renderer.render, workload.requests, self._fresh.fields(name))
         return planned, workload
 
     async def _drive(
@@ -212,6 +214,7 @@ class Measurer:
         if mode == "serial":
             timed = in_chains([r.timed for r in planned], 1)
             plan = [replace(r, timed=t) for r, t in zip(planned, timed, strict=True)]
+        await self._fresh.empty()
         with self._writer.stage(name, mode=mode, num_requests=len(planned)):
             result = await drive(plan, self._target.endpoint, options, on_done=keep, stop_when=stop)
         return result, measured

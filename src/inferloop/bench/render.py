@@ -101,6 +101,7 @@ class Renderer:
 
     def __init__(self, codec: PromptCodec, options: RenderOptions) -> None:
         self._codec, self._options = codec, options
+        self._extra: dict[str, Any] = {}
         words, joiner = (WORDS, " ") if options.as_token_ids else alphabet(codec)
         self._rows = Rows(words, joiner)
         self._first, self._second = words[0], words[1]
@@ -121,8 +122,11 @@ class Renderer:
         self._mended: dict[tuple[Segment, ...], int] = {}
         """Words that the message which ends with these segments has more than the template's shape says."""
 
-    def render(self, requests: Sequence[TimedRequest]) -> tuple[RenderedRequest, ...]:
-        """One body per request, in order."""
+    def render(
+        self, requests: Sequence[TimedRequest], extra: Mapping[str, Any] | None = None
+    ) -> tuple[RenderedRequest, ...]:
+        """One body per request, in order; `extra` is merged into them after that of the options."""
+        self._extra = {**self._options.extra, **(extra or {})}
         return tuple(self._write(request) for request in requests)
 
     @property
@@ -276,4 +280,4 @@ class Renderer:
         }
         if o.ignore_eos:
             body["ignore_eos"] = True
-        return msgspec.json.encode({**body, **o.extra})
+        return msgspec.json.encode({**body, **self._extra})

@@ -18,6 +18,7 @@ from inferloop.backends.http import HttpClient
 from inferloop.bench.calibrate import Calibration, calibrate
 from inferloop.bench.codecs import HttpCodec
 from inferloop.bench.decide import FIRST_SHARE, Done, Limits, next_step
+from inferloop.bench.fresh_cache import FreshCache
 from inferloop.bench.host import busy_note, busy_percent
 from inferloop.bench.options import BenchOptions, BenchProgress, Progress
 from inferloop.bench.points import Measurer
@@ -75,7 +76,9 @@ async def run_bench(
                 **({"launched": plain(launched.told)} if launched is not None else {}),
             },
         )
-        bench = _Bench(contract, target, codec, options, writer, progress, clock or RealClock())
+        fresh = FreshCache(client, target.owner if options.fresh_cache else None)
+        writer.update(options={**writer.header.options, "fresh_cache": fresh.way})
+        bench = _Bench(contract, target, codec, options, writer, progress, clock or RealClock(), fresh)
         return await bench.run()
     finally:
         if own_codec is not None:
@@ -93,8 +96,9 @@ class _Bench:
         writer: RunWriter,
         progress: Progress | None,
         clock: Clock,
+        fresh: FreshCache,
     ) -> None:
-        self._contract, self._target, self._codec = contract, target, codec
+        self._contract, self._target, self._codec, self._fresh = contract, target, codec, fresh
         self._options, self._writer, self._progress, self._clock = options, writer, progress, clock
         self._end_ns = clock.now_ns() + round(options.budget_s * NS_PER_S)
         self._measurer: Measurer
@@ -112,7 +116,7 @@ class _Bench:
         renderer = await self._usable_renderer()
         self._measurer = m = Measurer(
             *(self._contract, self._target, self._codec, renderer, o, self._writer, self._progress, self._clock),
-            self._end_ns,
+            *(self._end_ns, self._fresh),
         )
         await m.closed("warmup", "serial", o.num_warmup, warmup=True)
         serial = await m.closed("serial", "serial", o.num_serial)
@@ -179,5 +183,7 @@ class _Bench:
         if judged is not None and judged.mode == "serial" and verdict == "fail":
             capacity = Capacity(0.0, 0.0, judged.summary.achieved_qps, "none", True, "one request at a time fails")
         voids = [f"{p.name}: {text}" for p in points if p.void for text in p.void]
+        if self._fresh.problem is not None:
+            self._notes.append(f"the target's prefix cache was not emptied before each part: {self._fresh.problem}")
         notes = tuple(dict.fromkeys([*self._notes, *voids]))
         return BenchResult(tuple(points), frontier, capacity, verdict, reasons, notes, judged, self._calibration)

@@ -20,6 +20,8 @@ class TargetInfo:
     model: str
     context_length: int | None
     identity: dict[str, Any] | None
+    owner: str | None = None
+    """What the server says of whose the model is: engines put their own name there."""
 
     @property
     def url(self) -> str:
@@ -63,9 +65,15 @@ async def describe_target(
             f"{client.base_url}: " + (f"no model {model!r} ({hint})" if model else f"name a model ({hint})")
         )
     known = launched or Launched()
-    length = listed[names.index(model)].get("max_model_len")
-    identity = await _identity(client) or known.identity
-    return TargetInfo(client.endpoint, model, length if isinstance(length, int) else known.context_length, identity)
+    told = listed[names.index(model)]
+    length, owner = told.get("max_model_len"), told.get("owned_by")
+    return TargetInfo(
+        client.endpoint,
+        model,
+        length if isinstance(length, int) else known.context_length,
+        await _identity(client) or known.identity,
+        owner if isinstance(owner, str) else None,
+    )
 
 
 async def _identity(client: HttpClient) -> dict[str, Any] | None:

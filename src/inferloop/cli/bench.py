@@ -61,6 +61,13 @@ def bench(
     ignore_eos: Annotated[
         bool, typer.Option(help="Ask for answers of exactly the sampled length; hosted APIs refuse this.")
     ] = True,
+    fresh_cache: Annotated[
+        bool,
+        typer.Option(
+            help="Let no part of the run meet what the target's prefix cache holds from before, where it can: by a "
+            "cache_salt (inferloop, vLLM), or by emptying the cache before each part (SGLang)."
+        ),
+    ] = True,
     ca_file: CaFileOption = None,
     insecure: InsecureOption = False,
     venv: VenvOption = None,
@@ -88,7 +95,14 @@ def bench(
     tools = check_compat(compat)
     loaded = load(contract)
     seed = chosen_seed(seed)
-    options = BenchOptions(seed=seed, budget_s=budget_s, num_points=points, peak_qps=peak, ignore_eos=ignore_eos)
+    options = BenchOptions(
+        seed=seed,
+        budget_s=budget_s,
+        num_points=points,
+        peak_qps=peak,
+        ignore_eos=ignore_eos,
+        fresh_cache=fresh_cache,
+    )
     told = {"contract_text": contract.read_text(), "target": target, "insecure": insecure}
 
     async def main(writer: RunWriter) -> BenchResult:
