@@ -17,6 +17,7 @@ from inferloop.backends.protocols import LaunchSpec
 from inferloop.bench.render import RenderOptions
 from inferloop.bench.result import BenchResult
 from inferloop.bench.search import BenchOptions, BenchProgress, run_bench
+from inferloop.contract.sample import sample_workload
 from inferloop.contract.workload import (
     Arrivals,
     Contract,
@@ -100,8 +101,21 @@ async def test_a_run_finds_the_frontier_and_judges_the_peak(tmp_path: Path) -> N
         point = next(p for p in result.points if p.name == name)
         assert len(timings) == point.summary.num_requests
     assert any(row.warmup for row in record.rows)
+    _check_no_pause_after_the_warm_up(record, contract(peak=40.0))
     for t in record.timings:
         assert t.error is not None or t.num_output_tokens == sum(c.num_tokens for c in t.chunks)
+
+
+def _check_no_pause_after_the_warm_up(record: RunRecord, shaped: Contract) -> None:
+    """Warm-up and what is measured are one Poisson process: the first measured request falls due when it would have
+    done anyhow, whatever is still in flight. Nothing is drained in between."""
+    rows = [row for row in record.rows if row.point == "peak"]
+    due = {warmup: [r.timing.t_intended_ns or 0 for r in rows if r.warmup == warmup] for warmup in (True, False)}
+    assert due[True] and max(due[True]) < min(due[False])
+    plan = sample_workload(shaped, seed=FAST.seed, stream="peak", num_requests=2000, qps=40.0).requests
+    first_ns = min(due[True])
+    planned = {round(r.at_s * 1e9) - round(plan[0].at_s * 1e9) for r in plan}
+    assert {t - first_ns for part in due.values() for t in part} <= planned
 
 
 async def test_a_service_that_misses_alone_is_not_searched(tmp_path: Path) -> None:
