@@ -165,10 +165,16 @@ def _scouted(points: Sequence[Mapping[str, Any]]) -> tuple[bool, ...]:
 
 
 def _fell_behind(point: Mapping[str, Any]) -> bool:
-    """More arrived than was completed, beyond chance: its latencies are of the length of the window."""
+    """More arrived than was completed, beyond chance: its latencies are as long as the window lets them be. By the
+    level's own balance where it is told, else by the interval of what it achieved."""
     slo = point.get("slo")
     balance = slo.get("balance") if isinstance(slo, Mapping) else None
-    return isinstance(balance, Mapping) and balance.get("verdict") == "saturated"
+    if isinstance(balance, Mapping):
+        return balance.get("verdict") == "saturated"
+    interval = point.get("achieved_interval")
+    most = interval.get("high") if isinstance(interval, Mapping) else None
+    high, arrived = all_numbers([most, point.get("arrival_qps")])
+    return point.get("mode") == "open" and high is not None and arrived is not None and high < arrived
 
 
 def _edge(capacity: Mapping[str, Any] | None) -> Span | None:

@@ -134,7 +134,7 @@ def pareto_table(points: Sequence[Json]) -> Markup:
         "Latencies in ms. A row is dominated when another at the same rate is better beyond chance in one of "
         f"{by}, and worse beyond chance in none; it is not ranked where one of them is not certified of both"
     )
-    return table(caption, columns, rows)
+    return tag("div", table(caption, columns, rows), class_="compact")
 
 
 def self_table(found: Sequence[Json], targets: Sequence[Json]) -> Markup | None:

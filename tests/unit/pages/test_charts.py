@@ -60,6 +60,15 @@ def test_a_full_service_stands_at_the_rate_that_was_asked_for() -> None:
     assert edge is not None and edge.name == "capacity 6.5/s (between 6 and 8)"
 
 
+def test_a_level_fell_behind_when_certainly_less_was_completed_than_arrived() -> None:
+    points = [point("open", qps, 10 * qps, 20 * qps) for qps in (30.0, 45.0, 48.0)]
+    for p, arrived, high in zip(points, (29.3, 54.8, 50.0), (34.1, 49.5, None), strict=True):
+        p |= {"arrival_qps": arrived, "achieved_interval": {"low": 20.0, "high": high}}
+    assert frontier_charts(points, TTFT)[0].chart.series[0].crossed == (False, True, False)
+    points[1]["slo"] = {"balance": {"verdict": "sustained"}}
+    assert frontier_charts(points, TTFT)[0].chart.series[0].crossed == (False, False, False), "the balance knows better"
+
+
 def test_scouts_and_certified_points_are_counted_apart() -> None:
     points = [point("open", 1, 100, 200), point("open", 2, 150, 400), point("open", 4, 250, 800)]
     points[1]["role"] = "scout"
