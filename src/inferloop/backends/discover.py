@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 
-from inferloop.backends import llama_server, llamacpp, sglang, trtllm, vllm
+from inferloop.backends import llama_server, llamacpp, openvino, sglang, trtllm, vllm
 from inferloop.backends.engine_kind import EngineKind, Installation
 from inferloop.core.digest import file_digest
 from inferloop.core.errors import EnvironmentLacksError, UsageError, nearest
 
 ENGINES: dict[str, EngineKind] = {
-    kind.name: kind for kind in (llamacpp.KIND, llama_server.KIND, vllm.KIND, sglang.KIND, trtllm.KIND)
+    kind.name: kind for kind in (llamacpp.KIND, llama_server.KIND, vllm.KIND, openvino.KIND, sglang.KIND, trtllm.KIND)
 }
 PEERS = Path(".peers")
 """Where `make peers` puts environments."""

@@ -17,6 +17,7 @@ from inferloop.core.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from inferloop.backends.native_load import NativeOptions
+    from inferloop.backends.openvino_pipeline import OpenVinoOptions
     from inferloop.backends.scripted import Script
     from inferloop.serve.config import ServeConfig
 
@@ -28,6 +29,7 @@ _MAX_MS = 1000 * _MAX_S
 
 class Backend(StrEnum):
     embedded = "embedded"
+    openvino = "openvino"
     scripted = "scripted"
 
 
@@ -85,7 +87,7 @@ def serve(
         Path | None, typer.Option(help="Write the bound port as JSON here instead of to stdout.")
     ] = None,
     backend: Annotated[
-        Backend, typer.Option(help="embedded: our engine; scripted: plays a timing script.")
+        Backend, typer.Option(help="embedded: our engine; openvino: OpenVINO GenAI; scripted: plays a timing script.")
     ] = Backend.embedded,
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API, if not MODEL.")] = None,
     compute: Annotated[
@@ -166,6 +168,10 @@ def serve(
         ReasoningParser,
         typer.Option(help="How the model marks its reasoning; auto: think tags if its chat template knows them."),
     ] = ReasoningParser.auto,
+    engine_packages: Annotated[
+        Path | None,
+        typer.Option(help="openvino: the site-packages to import it from, of the same Python; default: our own."),
+    ] = None,
     script: Annotated[
         list[str] | None, typer.Option(help="scripted: KEY=VALUE of the script; may be repeated.")
     ] = None,
@@ -199,6 +205,8 @@ def serve(
         raise UsageError(f"--port-file {port_file}: the folder {port_file.parent} does not exist")
     if (prefix_cache_dir or prefix_cache_memory_mib) and not enable_prefix_caching:
         raise UsageError("--prefix-cache-dir and --prefix-cache-memory-mib need --enable-prefix-caching")
+    if engine_packages and backend is not Backend.openvino:
+        raise UsageError("--engine-packages needs --backend openvino")
     if script and backend is not Backend.scripted:
         raise UsageError("--script needs --backend scripted")
     named: dict[str, Any] = {} if replica is None else {"replica": replica}
@@ -211,7 +219,7 @@ def serve(
         drain_timeout_s=drain_timeout_s,
         request_timeout_s=request_timeout_s,
         node=platform.node() or None,
-        hardware=f"{platform.machine()} {device if backend is Backend.embedded else 'none'}",
+        hardware=f"{platform.machine()} {device if backend is not Backend.scripted else 'none'}",
     )
     options = NativeOptions(
         compute=compute.value,
@@ -236,8 +244,13 @@ def serve(
         tool_call_parser=tool_call_parser.value,
         reasoning_parser=reasoning_parser.value,
     )
+    if backend is Backend.openvino:
+        _refuse_for_openvino(options)
     played = parse_script(script or []) if backend is Backend.scripted else None
-    _run(model, served_model_name, cache_dir, options, played, config, events, batch_dir, (host, port), port_file)
+    other = (engine_packages,) if backend is Backend.openvino else None
+    _run(
+        model, served_model_name, cache_dir, options, played, config, events, batch_dir, (host, port), port_file, other
+    )
 
 
 def _run(
@@ -251,8 +264,10 @@ def _run(
     batch_dir: Path | None,
     address: tuple[str, int],
     port_file: Path | None,
+    openvino: tuple[Path | None] | None,
 ) -> None:
-    """Take the port, open the files, only then load the model: what can fail fast fails first."""
+    """Take the port, open the files, only then load the model: what can fail fast fails first. `openvino`: use that
+    instead of our engine, imported from there."""
     from inferloop.records.sink import DropSink, JsonlSink
     from inferloop.serve.app import build_app
     from inferloop.serve.batch.folder import Folder
@@ -283,18 +298,50 @@ def _run(
             scripted = ScriptedGenerator(script, model_id=name, answer_style=style)
             run(build_app(scripted, config, sink, content_sink=content_sink, batch=batch))
             return
-        from inferloop.backends.native_load import load_native
         from inferloop.cli.models import model_progress
         from inferloop.models.resolve import resolve
 
         with model_progress() as progress:
             files = resolve(model, cache_dir=cache_dir, progress=progress)
+        if openvino is not None:
+            from inferloop.backends.openvino import load_openvino
+
+            made = load_openvino(files, _openvino_options(options, *openvino), served_name=name, cache_dir=cache_dir)
+            made.start()
+            try:
+                run(build_app(made, config, sink, content_sink=content_sink, batch=batch))
+            finally:
+                made.stop()
+            return
+        from inferloop.backends.native_load import load_native
+
+        with model_progress() as progress:
             native = load_native(files, options, served_name=served_model_name, progress=progress)
         native.start()
         try:
             run(build_app(native, config, sink, content_sink=content_sink, batch=batch))
         finally:
             native.stop()
+
+
+def _refuse_for_openvino(options: NativeOptions) -> None:
+    """Raises UsageError for what was asked and only our engine has."""
+    from inferloop.backends.native_load import NativeOptions
+
+    default = NativeOptions()
+    for name in (
+        *("compute", "device", "dtype", "deterministic", "tpot_objective_ms", "max_ttft_ms", "max_waiting_tokens"),
+        *("prefix_memory_mib", "prefix_folder"),
+    ):
+        if getattr(options, name) != getattr(default, name):
+            raise UsageError(f"--backend openvino has no {name.replace('_', ' ')}: leave that option out")
+
+
+def _openvino_options(options: NativeOptions, packages: Path | None) -> OpenVinoOptions:
+    from inferloop.backends.openvino_pipeline import OpenVinoOptions
+
+    names = [field.name for field in dataclasses.fields(OpenVinoOptions) if field.name != "packages"]
+    return OpenVinoOptions(packages, **{name: getattr(options, name) for name in names})
 
 
 def parse_script(pairs: list[str]) -> Script:

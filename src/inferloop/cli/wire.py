@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from inferloop.models.headers import ModelHeader
     from inferloop.models.resolve import ModelFiles
 
-ENGINES = ("llamacpp", "llama-server", "vllm", "sglang", "trtllm")
+ENGINES = ("llamacpp", "llama-server", "vllm", "openvino", "sglang", "trtllm")
 """Other engines; each is a file of backends."""
 LAUNCHABLE = ("embedded", "scripted", *ENGINES)
 EMBEDDED_MODEL = "smollm2-135m-instruct"
