@@ -33,7 +33,7 @@ OFFLINE = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
     *("--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:9"),
-    *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=10000", "--timeout=60000"),
+    *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=10000", "--timeout=400000"),
 )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def browse(chromium: str, page: Path | str, tmp_path: Path, *flags: str) -> tupl
         [chromium, *OFFLINE, f"--user-data-dir={profile}", *flags, page if isinstance(page, str) else page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, done.stderr
