@@ -36,7 +36,7 @@ def read_run(path: Path, count: CountTokens) -> Iterator[Recorded]:
             tokens_of(file, number, row, RUN_FIELDS[2]),
             session=None if session is None else f"{row.get('point')} {session}",
             traffic_class=str(row.get("traffic_class") or "default"),
-            end_s=None if row.get("t_end") is None else number_of(file, number, row, "t_end") / NS_PER_S,
+            end_s=None if row.get("t_end") is None else seconds.of(file, number, row, "t_end"),
         )
 
 
