@@ -22,6 +22,11 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: Any = None
     function_call: Any = None
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than the answer's text."""
+        return bool(self.reasoning or self.reasoning_content or self.refusal or self.tool_calls or self.function_call)
+
 
 class Choice(msgspec.Struct, gc=False):
     delta: Delta | None = None
@@ -36,7 +41,7 @@ class Choice(msgspec.Struct, gc=False):
             text = self.text if isinstance(self.text, str) else ""
             return bool(text), bool(text), text
         content = delta.content if isinstance(delta.content, str) else ""
-        if content and self.is_plain:
+        if content and not delta.has_others:
             return True, True, content
         others = (delta.reasoning, delta.reasoning_content, delta.refusal)
         text = content + "".join(other for other in others if isinstance(other, str))
@@ -45,11 +50,7 @@ class Choice(msgspec.Struct, gc=False):
     @property
     def is_plain(self) -> bool:
         """Whether nothing but the answer's text can be in it."""
-        d = self.delta
-        if self.finish_reason is not None or d is None:
-            return self.finish_reason is None
-        others = d.reasoning or d.reasoning_content or d.refusal or d.tool_calls or d.function_call
-        return not others
+        return self.finish_reason is None and (self.delta is None or not self.delta.has_others)
 
 
 class _Details(msgspec.Struct, gc=False):

@@ -15,7 +15,7 @@ import msgspec
 
 from inferloop.bench.frames import Choice, Frame, Usage, decode_frame
 from inferloop.bench.sse import EventParser
-from inferloop.measure.timing import Chunk
+from inferloop.measure.chunks import Chunks
 
 _TEXT_KEY = b'"content":"'
 _TEXT_KEYS = (_TEXT_KEY, b'"content": "', b'"text":"', b'"text": "')
@@ -47,8 +47,8 @@ class StreamResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Whether the server said how many tokens came from its cache; else `num_cached_tokens` is 0."""
 
     @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        return tuple(map(Chunk, self.times_ns, self.counts))
+    def chunks(self) -> Chunks:
+        return Chunks(self.times_ns, self.counts)
 
 
 class StreamReader:

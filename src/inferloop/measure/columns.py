@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inferloop.core.units import NS_PER_MS
+from inferloop.measure.chunks import counts_of, times_of
 
 if TYPE_CHECKING:
     from inferloop.measure.timing import RequestTiming
@@ -52,8 +53,8 @@ class Columns:
         n = len(requests)
         offsets = np.zeros(n + 1, np.int64)
         np.cumsum(np.fromiter((len(r.chunks) for r in requests), np.int64, n), out=offsets[1:])
-        both = chain.from_iterable(chain.from_iterable(r.chunks for r in requests))
-        flat = np.fromiter(both, np.int64, 2 * int(offsets[-1]))
+        times = chain.from_iterable(times_of(r.chunks) for r in requests)
+        counts = chain.from_iterable(counts_of(r.chunks) for r in requests)
         return cls(
             intended=_stamps((r.t_intended_ns for r in requests), n),
             send=_stamps((r.t_send_ns for r in requests), n),
@@ -62,8 +63,8 @@ class Columns:
             queue_ms=np.fromiter((np.nan if r.queue_ms is None else r.queue_ms for r in requests), np.float64, n),
             status=np.fromiter((status_of(r.error) for r in requests), np.int8, n),
             offsets=offsets,
-            chunk_t=np.ascontiguousarray(flat[0::2]),
-            chunk_n=np.ascontiguousarray(flat[1::2]),
+            chunk_t=np.fromiter(times, np.int64, int(offsets[-1])),
+            chunk_n=np.fromiter(counts, np.int64, int(offsets[-1])),
         )
 
     def __len__(self) -> int:

@@ -6,10 +6,11 @@ tokens (speculation, servers that bundle), so what is about tokens counts tokens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from inferloop.core.units import NS_PER_S, ns_to_ms
+from inferloop.measure.chunks import Chunk as Chunk
 
 READING_TOK_S = 5.3
 """238 words a minute, the mean of silent reading in English (Brysbaert 2019), at 4/3 tokens a word."""
@@ -40,16 +41,6 @@ DEFINITIONS = {
 """What each number of ours is; `compat` has those of other tools."""
 
 
-class Chunk(NamedTuple):
-    """One streamed frame with tokens: arrival (monotonic ns, stamped before parsing) and how many tokens.
-
-    A tuple, because a run has millions of them.
-    """
-
-    t_ns: int
-    num_tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class RequestTiming:
     """All that a load generator saw of one request. `error` None means success.
@@ -66,7 +57,7 @@ class RequestTiming:
     t_send_ns: int
     t_headers_ns: int | None
     t_end_ns: int
-    chunks: tuple[Chunk, ...]
+    chunks: Sequence[Chunk]
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
