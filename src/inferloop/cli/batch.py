@@ -90,6 +90,10 @@ def batch(
 
     entry = wire.Entry(ca_file, insecure)
     wire.check_target(target, entry)
+    if target in wire.ENGINES:
+        raise UsageError(
+            f"--target {target}: batch jobs are worked off by our own engine or by a server with /v1/batches"
+        )
     launched = not wire.is_url(target)
     if insecure:
         stderr.print(f"{target}: its certificate is not checked (--insecure)", markup=False)

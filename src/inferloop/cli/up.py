@@ -20,6 +20,7 @@ from inferloop.cli.common import (
     stdout,
     verb,
 )
+from inferloop.cli.engines import VenvOption
 from inferloop.core.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ EXIT_BY_VERDICT = {"pass": 0, "void": 4}
 @verb
 def up(
     contract: Annotated[Path, typer.Argument(help="The contract: YAML, TOML or JSON.")],
+    target: Annotated[
+        str, typer.Option(help="What the replicas are: embedded (our engine) or openvino (behind our serve).")
+    ] = "embedded",
     once: Annotated[
         bool, typer.Option("--once", help="Do everything, prove the service with real chats, stop, exit by verdict.")
     ] = False,
@@ -46,6 +50,7 @@ def up(
         int | None, typer.Option(min=1, help="Compute threads of one replica; default: every core.")
     ] = None,
     kv_memory_mib: Annotated[int, typer.Option(min=16, help="KV memory of one replica.")] = 256,
+    venv: VenvOption = None,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
     json_output: JsonOption = False,
@@ -72,6 +77,8 @@ def up(
         threads=threads or usable_cores(),
         kv_memory_mib=kv_memory_mib,
         cache_dir=cache_dir,
+        target=target,
+        venvs=tuple(venv or ()),
     )
     job = Up(options, Narrator(stderr, RealClock()), lambda folder: write_report(open_run(folder)))
 

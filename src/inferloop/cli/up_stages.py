@@ -12,15 +12,18 @@ from typing import Any
 from inferloop.backends.conformance import CheckResult, run_checks
 from inferloop.backends.http import HttpClient
 from inferloop.backends.protocols import LaunchSpec
+from inferloop.backends.serve_process import Value
 from inferloop.bench.result import BenchResult
 from inferloop.bench.search import BenchOptions, BenchProgress, run_bench
 from inferloop.bench.target import describe_target
 from inferloop.cli import gates, wire
+from inferloop.cli.engines import engine_replica
 from inferloop.cli.gates import Gate
 from inferloop.cli.narrate import Narrator
 from inferloop.cli.prove import Proof, prove
 from inferloop.contract.load import load
 from inferloop.core.digest import plain
+from inferloop.core.errors import UsageError
 from inferloop.core.units import human_bytes
 from inferloop.engine.text.codec import Codec
 from inferloop.evals.load import load_suite
@@ -39,11 +42,14 @@ from inferloop.records.run import RunWriter
 from inferloop.records.sink import JsonlSink
 
 _MIN_KV_MIB = 128
+_TARGETS = ("embedded", "openvino")
+"""Those that run behind our own serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """`threads` is what one replica computes with; `kv_memory_mib` its KV pool."""
+    """`threads` is what one replica computes with; `kv_memory_mib` its KV pool. `target` is what its replicas are, of
+    those that run behind our own serve, and `venvs` are where engines of others may lie."""
 
     contract: Path
     runs_dir: Path
@@ -55,6 +61,8 @@ class UpOptions:
     threads: int
     kv_memory_mib: int
     cache_dir: Path | None
+    target: str = "embedded"
+    venvs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ class Up:
                 memory = self._memory_gate(files)
             if memory.verdict == "fail":
                 return self._finish(writer, [memory])
-            spec = self._spec(writer.path)
+            spec = await self._spec(writer.path, files)
             measured = await self._measure(writer, files, spec)
             if measured.bench is None:
                 return self._finish(writer, [memory], measured)
@@ -124,6 +132,11 @@ class Up:
 
     def _check_first(self) -> None:
         """What can be wrong is found out before any work starts. Raises UsageError, ContractError, PortInUseError."""
+        if self._options.target not in _TARGETS:
+            raise UsageError(
+                f"--target {self._options.target}: up proves a service by the rows that each of its replicas writes, "
+                f"which {' and '.join(_TARGETS)} do; measure another with bench or compare"
+            )
         wire.precision_flags(self._contract.model)
         if self._contract.quality is not None:
             self._suite = load_suite(Path(self._contract.quality.suite))
@@ -150,16 +163,20 @@ class Up:
         self._narrator.news(needs.reason)
         return Gate("memory", "pass" if needs.fits else "fail", needs.reason)
 
-    def _spec(self, folder: Path) -> LaunchSpec:
+    async def _spec(self, folder: Path, files: ModelFiles) -> LaunchSpec:
+        o, model = self._options, self._contract.model
+        common: dict[str, Value] = {
+            "service": self._contract.service,
+            "threads": o.threads,
+            "events": str(folder / "events" / "replica-{replica}.jsonl"),
+        }
+        memory_mib = max(_MIN_KV_MIB, o.kv_memory_mib)
+        if o.target != "embedded":
+            flags = {**common, "memory_mib": memory_mib}
+            return (await engine_replica(o.target, model, files, flags, o.venvs, o.cache_dir)).spec
+        objective_ms = wire.tpot_objective_ms(self._contract.slo)
         return wire.embedded_spec(
-            self._contract.model,
-            self._options.cache_dir,
-            service=self._contract.service,
-            tpot_objective_ms=wire.tpot_objective_ms(self._contract.slo),
-            threads=self._options.threads,
-            kv_memory_mib=max(_MIN_KV_MIB, self._options.kv_memory_mib),
-            events=str(folder / "events" / "replica-{replica}.jsonl"),
-            replica="{replica}",
+            model, o.cache_dir, **common, tpot_objective_ms=objective_ms, kv_memory_mib=memory_mib, replica="{replica}"
         )
 
     async def _measure(self, writer: RunWriter, files: ModelFiles, spec: LaunchSpec) -> Measured:
@@ -167,7 +184,8 @@ class Up:
         contract = self._contract
         (writer.path / "events").mkdir(exist_ok=True)
         with self._stage(writer, "replica", "start one replica"):
-            await wire.pack_weights(contract.model, files, self._options.cache_dir, self._tell_bytes)
+            if self._options.target == "embedded":
+                await wire.pack_weights(contract.model, files, self._options.cache_dir, self._tell_bytes)
             process = await ReplicaProcess.start_ready(
                 spec, log_path=writer.path / "logs" / "measured.log", replica_id="measured"
             )
