@@ -39,6 +39,7 @@ CAPABILITIES = {
     "ignore_eos": YES,
     "stream_usage": YES,
     "metrics": YES,
+    "validation": Capability("partial", "some wrong values are taken, and errors do not always name the field"),
     "drain": Capability("no", "SIGTERM ends what runs (--shutdown-timeout is 0)"),
     "tools": Capability("partial", "only with --enable-auto-tool-choice and the parser named"),
     "json_schema": YES,
@@ -79,6 +80,7 @@ def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
         .set("enable-prefix-caching" if options.prefix_cache else "no-enable-prefix-caching", True)
         .set("enable-prompt-tokens-details", True)
         .set("disable-uvicorn-access-log", True)
+        .set("enable-request-id-headers", True)
         .update(options.flags)
     )
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
