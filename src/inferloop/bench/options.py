@@ -14,7 +14,7 @@ class BenchOptions:
 
     seed: int = 0
     budget_s: float = 240.0
-    num_points: int = 7
+    num_points: int = 12
     num_warmup: int = 4
     num_serial: int = 12  # a median can be certified with 11
     num_burst: int = 32

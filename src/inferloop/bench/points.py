@@ -14,6 +14,7 @@ from typing import Any
 
 from inferloop.bench.agenda import in_chains
 from inferloop.bench.checks import self_checks
+from inferloop.bench.decide import LEAD_SHARE
 from inferloop.bench.drive import DriveOptions, DriveResult, Stop, drive
 from inferloop.bench.fresh_cache import FreshCache
 from inferloop.bench.options import BenchOptions, BenchProgress, Progress
@@ -24,6 +25,7 @@ from inferloop.contract.sample import SampledWorkload, expected_starts_s, sample
 from inferloop.contract.workload import Contract
 from inferloop.core.clock import Clock
 from inferloop.core.units import NS_PER_S
+from inferloop.measure.balance import Balance, balance_of
 from inferloop.measure.margin import margin_interval
 from inferloop.measure.quantiles import min_samples
 from inferloop.measure.samples import CENSORED
@@ -48,6 +50,9 @@ _SPARE = 1.1  # a few more requests than the floor, for those that end without a
 _LEAST_GROWING_S = 5.0
 _GROWING_ANSWERS = 4.0
 """For how long, and for how many answers' time, a queue has to grow before a level is given up."""
+_GIVEN_UP_FROM = 0.5
+"""Of the requests of a certified level, below which it is not given up: what it completes while it is given too much is
+how much the service sustains."""
 _MOST_SETTLING = 0.25
 """Of the measured requests: more is not given to the start afterwards."""
 
@@ -109,7 +114,7 @@ class Measurer:
 
     async def peak(self, qps: float) -> BenchPoint:
         """The level that is judged: more requests while its verdict is open and the budget lasts."""
-        window_s = max(0.0, self.left_s - self.overhead_s)
+        window_s = max(0.0, self.left_s - self.overhead_s) / (1 + LEAD_SHARE)
         # One that the budget cannot certify is still measured for as long as there is time, at least a little.
         window_s = max(window_s, _LEAST_WINDOW_SHARE * self._options.budget_s)
         most = self.floor * PEAK_LOOKS
@@ -119,15 +124,18 @@ class Measurer:
     async def open(self, name: str, role: Role, qps: float, num_requests: int, window_s: float) -> BenchPoint:
         """`num_requests` at `qps`, or as many as come in `window_s`, after the start."""
         start_ns = self._clock.now_ns()
-        lead_s = self.lead_s
+        lead_s = max(self.lead_s, min(self._options.max_warmup_s, LEAD_SHARE * window_s))
         planned, workload = await self._prepare(name, num_requests=num_requests + math.ceil(qps * lead_s), qps=qps)
         starts_s = expected_starts_s(workload.requests)
         num_warmup = min(sum(s < lead_s for s in starts_s), len(planned) // 2)
         options = self._drive_options(budget_s=lead_s + _LATE_ARRIVALS * window_s)
-        result, measured = await self._drive(name, "open", planned, options, num_warmup, is_judged=role == "judged")
+        result, measured = await self._drive(name, "open", planned, options, num_warmup, role)
         measured = self._settled(name, result, measured)
         self._writer.update(warmup_s=starts_s[num_warmup], window_s=_span_s(measured))
-        return self._point(name, role, "open", qps, planned, result, measured, workload, start_ns)
+        balance = None
+        if measured and self._contract.traffic.arrivals.ramp is None:
+            balance = balance_of(result.timings, since_ns=min(t.t_send_ns for t in measured))
+        return self._point(name, role, "open", qps, planned, result, measured, workload, start_ns, balance)
 
     def _settled(self, name: str, result: DriveResult, measured: list[RequestTiming]) -> list[RequestTiming]:
         """Without the requests after the lead that still belong to the start, by MSER-5. An open load starts from an
@@ -156,7 +164,7 @@ class Measurer:
         options = self._drive_options(budget_s=window_s)
         # The first question of every user comes at the start, together with those of all others.
         num_warmup = min(users, len(planned) // 2)
-        result, measured = await self._drive(process, "open", planned, options, num_warmup, is_judged=True)
+        result, measured = await self._drive(process, "open", planned, options, num_warmup, "judged")
         self._writer.update(warmup_s=0.0, window_s=_span_s(measured))
         return self._point(
             process, "judged", "open", workload.offered_qps, planned, result, measured, workload, start_ns
@@ -182,12 +190,12 @@ class Measurer:
         planned: Sequence[RenderedRequest],
         options: DriveOptions,
         num_warmup: int,
-        *,
-        is_judged: bool = False,
+        role: Role = "bracket",
     ) -> tuple[DriveResult, list[RequestTiming]]:
         """(what was seen, the measured requests: all but the first `num_warmup` of the plan)."""
         measured: list[RequestTiming] = []
         num_done = 0
+        least = max(_HOPELESS_FROM, _GIVEN_UP_FROM * len(planned) if role == "certified" else 0)
 
         def keep(index: int, timing: RequestTiming) -> None:
             nonlocal num_done
@@ -203,9 +211,9 @@ class Measurer:
             # A burst is for the most that can be completed and keeps no objective; a trace is played to its end.
             if not measured or mode == "burst" or name == "trace":
                 return None
-            if len(measured) % _JUDGE_EVERY == 0 and len(measured) >= _HOPELESS_FROM and self._is_lost(measured):
+            if len(measured) % _JUDGE_EVERY == 0 and len(measured) >= least and self._is_lost(measured):
                 return "cut"
-            if not is_judged and mode == "open":
+            if role != "judged" and mode == "open":
                 return None
             decided = len(measured) % self.floor == 0 and judge(self._contract.slo, measured).verdict
             return "drain" if decided in ("pass", "fail") else None
@@ -240,10 +248,11 @@ class Measurer:
         measured: Sequence[RequestTiming],
         workload: SampledWorkload,
         start_ns: int,
+        balance: Balance | None = None,
     ) -> BenchPoint:
         # Where the window was ended as hopeless, what was cut off then is our doing: it is counted, and says nothing.
         judged = [t for t in measured if t.error != CENSORED] if result.stopped == "cut" else measured
-        slo = judge(self._contract.slo, judged)
+        slo = judge(self._contract.slo, judged).of_load(balance)
         num_censored = sum(t.error == CENSORED for t in measured)
         summary = summarize(judged, mode=mode, offered_qps=qps)
         arrival_qps = arrival_rate(measured)

@@ -53,6 +53,7 @@ class BenchPoint:
             **self.summary.as_json(),
             "verdict": self.verdict,
             "slo": self.slo.as_json() if self.is_judged else None,
+            "balance": self.slo.balance.as_json() if self.slo.balance else None,
             "margin": self.margin.as_json() if self.margin else None,
             "client_errors": sum(n for c, n in self.summary.errors["by_class"].items() if c in NOT_THE_SERVICE),
             "void": list(self.void),
@@ -93,11 +94,12 @@ class BenchResult:
 
 def frontier_of(points: Sequence[BenchPoint]) -> Frontier:
     """The open points whose numbers may be used. A window of some hundred arrivals may by chance have been lighter than
-    the rate it was drawn for: then it stands for what really arrived, and for no more than was asked when heavier."""
+    the rate it was drawn for: then it stands for what really arrived, and for no more than was asked when heavier. One
+    that passes stands for no more than it completed."""
     idle = next((p.margin.margin for p in points if p.mode == "serial" and p.margin and not p.void), None)
     found = (
         FrontierPoint(
-            _rate(p.offered_qps, p.summary.arrival_qps),
+            _rate(p.offered_qps, p.summary.arrival_qps, p.slo),
             p.summary.achieved_qps,
             p.summary.output_tok_s,
             p.slo.verdict,
@@ -106,6 +108,7 @@ def frontier_of(points: Sequence[BenchPoint]) -> Frontier:
             margin_high=p.margin.high if p.margin else None,
             arrival_qps=p.summary.arrival_qps,
             is_scout=p.role == "scout",
+            balance=p.slo.balance,
         )
         for p in points
         if p.mode == "open" and p.offered_qps is not None and not p.void
@@ -113,8 +116,9 @@ def frontier_of(points: Sequence[BenchPoint]) -> Frontier:
     return Frontier.of(found, idle)
 
 
-def _rate(offered_qps: float, arrival_qps: float | None) -> float:
-    return offered_qps if arrival_qps is None else min(offered_qps, arrival_qps)
+def _rate(offered_qps: float, arrival_qps: float | None, slo: SloVerdict) -> float:
+    rate = offered_qps if arrival_qps is None else min(offered_qps, arrival_qps)
+    return min(rate, slo.balance.completed_qps) if slo.balance is not None and slo.verdict == "pass" else rate
 
 
 def saturated(points: Sequence[BenchPoint]) -> Capacity:
@@ -134,6 +138,8 @@ def describe(point: BenchPoint) -> str:
     """One line for people."""
     s = point.summary
     rate = "" if s.achieved_qps is None else f"{s.achieved_qps:.3g} queries/s"
+    if point.slo.balance is not None and point.slo.balance.verdict != "sustained":
+        rate = point.slo.balance.reason
     tokens = "" if s.output_tok_s is None else f"{s.output_tok_s:.3g} tok/s"
     name = point.name if point.offered_qps is None else f"{point.name} at {point.offered_qps:.3g}/s"
     return ", ".join(part for part in (f"{name}: {point.verdict}", rate, tokens, *point.void) if part)

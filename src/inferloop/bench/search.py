@@ -17,7 +17,7 @@ from inferloop.backends.endpoint import Endpoint
 from inferloop.backends.http import HttpClient
 from inferloop.bench.calibrate import Calibration, calibrate
 from inferloop.bench.codecs import HttpCodec
-from inferloop.bench.decide import FIRST_SHARE, Done, Limits, next_step
+from inferloop.bench.decide import FIRST_SHARE, LEAD_SHARE, Done, Limits, next_step
 from inferloop.bench.fresh_cache import FreshCache
 from inferloop.bench.host import busy_note, busy_percent
 from inferloop.bench.options import BenchOptions, BenchProgress, Progress
@@ -133,7 +133,9 @@ class _Bench:
         peak_qps = self._contract.traffic.qps.peak if o.peak_qps is None else o.peak_qps
         has_objective = bool(self._contract.slo.objectives)
         if has_objective:
-            await self._search(serial, burst, reserve_s=m.overhead_s + m.floor / peak_qps if peak_qps else 0.0)
+            await self._search(
+                serial, burst, reserve_s=m.overhead_s + (1 + LEAD_SHARE) * m.floor / peak_qps if peak_qps else 0.0
+            )
         if not peak_qps:
             return self._result("not declared", ("the peak was left out",), None)
         peak = await m.peak(peak_qps)
@@ -165,12 +167,13 @@ class _Bench:
         limits = Limits(
             *(serial_qps, burst_qps, first_qps, self._options.num_points, m.floor, m.overhead_s),
             search_s=m.left_s - reserve_s,
+            tail=1 - max(o.quantile for o in self._contract.slo.objectives),
         )
         while True:
             step = next_step(frontier_of(m.points), self._num_searched, m.left_s - reserve_s, limits)
             if isinstance(step, Done):
                 if step.is_short and self._options.num_points:
-                    self._notes.append(f"the search ended early: {step.reason}")
+                    self._notes.append(f"no certified rate on each side of the edge: {step.reason}")
                 return
             self._num_searched += 1
             name = f"{'scout' if step.role == 'scout' else 'rate'}-{self._num_searched}"

@@ -49,7 +49,7 @@ def bench(
     budget_s: Annotated[
         float, typer.Option("--budget-s", min=5.0, max=86400, help="Seconds the measurement may take.")
     ] = 240.0,
-    points: Annotated[int, typer.Option(min=0, max=50, help="Most rates to search with; the last are long.")] = 7,
+    points: Annotated[int, typer.Option(min=0, max=50, help="Most levels to search with; the last are long.")] = 12,
     peak: Annotated[
         float | None, typer.Option(min=0.0, help="Rate to judge at; default: the contract's peak.", show_default=False)
     ] = None,

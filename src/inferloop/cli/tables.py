@@ -16,6 +16,9 @@ _ROOMY = 92
 """Columns from which the frontier has room for wider gaps."""
 _COLOURS = {"pass": "green", "fail": "red", "void": "red", "inconclusive": "yellow", "not declared": "dim"}
 
+_QUEUE = {"saturated": "grows", "sustained": "holds", "undecided": "?"}
+"""What arrivals against completions say; a question mark where the window is too short."""
+
 
 def coloured(verdict: str) -> str:
     """A verdict with its colour, for rich."""
@@ -30,6 +33,7 @@ def frontier_table(points: Sequence[BenchPoint]) -> Table:
     columns = ("point", "offered/s", "done/s", "n", "tok/s", "TTFT p50", "p95", "TPOT p50", "p95", "TTLT p95", "errors")
     for name in columns:
         table.add_column(name.replace(" ", "\n").replace("/", "\n/"), justify="left" if name == "point" else "right")
+    table.add_column("queue")
     table.add_column("verdict", no_wrap=True)
     for p in points:
         s = p.summary
@@ -43,6 +47,7 @@ def frontier_table(points: Sequence[BenchPoint]) -> Table:
             *_latency(s.tpot_ms, "p50", "p95"),
             *_latency(s.ttlt_ms, "p95"),
             "-" if s.errors["rate"] is None else f"{s.errors['rate']:.1%}",
+            "-" if p.slo.balance is None else _QUEUE[p.slo.balance.verdict],
             coloured(p.verdict),
         )
     return table

@@ -1,12 +1,15 @@
-"""The rate at which a service meets the edge of its objectives, with its interval, from load levels around it.
+"""The edge of what a service carries: the lesser of the rate at which its objectives are used up and of the rate that
+it sustains, with the interval of both together.
 
 The margin of a level (see `margin`) is turned into limit / latency - 1: for an M/M/1 queue, whose latencies go with
-1 / (service rate - arrival rate), that falls on a straight line, and where failures make latency infinite it is -1 and
-no infinity. A line is fitted through the levels near the edge by weighted least squares; a level weighs by the interval
-of its margin, so a short one counts for little, and by how near it is. The crossing's interval comes from draws of the
-line's two coefficients (a ratio of the two has no useful variance of its own). Short levels tell little of the slope;
-where the margin of the idle service is known, the line falls at least half as steeply as the way from there to the
-edge does on average: queues get worse ever faster, not slower.
+1 / (service rate - arrival rate), that falls on a straight line, and where latency is infinite it is -1 and no
+infinity. So a saturated service is a point of that line: -1, at the rate it completes. The latencies of saturated
+levels take no part, because they tell how long the level was measured. A line is fitted through the levels near the
+edge by weighted least squares; a level weighs by the interval of its margin, by how much the service's speed drifts
+between levels, and by how near it is. The interval comes from draws of the line's coefficients and of the sustained
+rate (a ratio of the two coefficients has no useful variance of its own). Short levels tell little of the slope, so the
+line falls at least half as steeply as the way from the idle service to the edge does, and as that from the edge to
+saturation: queues get worse ever faster.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from inferloop.measure.columns import Floats
+from inferloop.measure.sustained import Sustained
 
 CONFIDENCE = 0.95
 _Z = 1.96
@@ -26,13 +31,15 @@ _MOST = 3.0
 _LEAST_ERROR = 0.02
 _SHORT = 2.0
 """Times its error, what a scout counts for: a short level starts empty and sees few of the long waits."""
-_WIDER = 1.75
-"""Errors of the line are taken so much larger: margins of few correlated requests scatter more than their bootstrap
-says. Set on simulated M/M/1 queues, where 95 % intervals then hold the truth in 57 of 60 runs."""
+_WIDER = 2.25
+"""Errors of margins are taken so much larger: those of few correlated requests scatter more than their bootstrap says.
+Set on simulated M/M/1 queues."""
 _NEAR = math.log(1.8)
-_ROUNDS = 4
+_ROUNDS = 8
 _NUM_DRAWS = 4000
 _STEEPNESS = 0.5
+_SHAPE = 0.25
+"""Standard error, in parts of the gap between the neighbours of the edge, of taking the way between for straight."""
 _BEYOND = 1.5
 """How far outside the measured rates an end of the interval may lie, as a factor."""
 
@@ -50,13 +57,16 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """`low` to `high` holds the true rate with `confidence`."""
+    """`low` to `high` holds the true rate with `confidence`. `limit`: what ends there first in most draws."""
 
     qps: float
     low: float
     high: float
     confidence: float
     num_levels: int
+    limit: Literal["latency", "throughput"] = "latency"
+    slope: float = 0.0
+    """Of limit / latency - 1 there, per request a second; 0 where it is not known."""
 
     @property
     def half_width(self) -> float:
@@ -65,37 +75,79 @@ class Crossing:
 
 
 def crossing(
-    levels: Sequence[Level], *, idle_margin: float | None = None, confidence: float = CONFIDENCE, seed: int = 0
+    levels: Sequence[Level],
+    sustained: Sustained | None = None,
+    *,
+    idle_margin: float | None = None,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
 ) -> Crossing | None:
-    """None unless a level lies on each side of the edge, by what was observed there."""
-    fall = _STEEPNESS * max(0.0, _headroom(idle_margin)) if idle_margin is not None else 0.0
+    """`levels` are those that are not saturated. None unless one is on the good side of the edge, and one on the other
+    or the sustained rate is known."""
     told = sorted((v for v in levels if v.qps > 0 and not math.isnan(v.margin)), key=lambda v: v.qps)
-    x = np.array([v.qps for v in told], np.float64)
-    y, below, above = (np.array([_headroom(v) for v in row]) for row in _columns(told))
-    if not len(told) or not (y > 0).any() or not (y <= 0).any():
+    kept = [v for v in told if _headroom(v.margin) > 0]
+    if not kept or (sustained is None and len(kept) == len(told)):
         return None
-    error = np.maximum(_LEAST_ERROR, (above - below) / 2 / _Z)
-    error *= np.where([v.is_scout for v in told], _SHORT, 1.0)
-    center = _first_guess(x, y)
-    for _ in range(_ROUNDS):
-        weights = _nearness(x, y, center) / error**2
-        mean, level, slope, covariance = _line(x, y, weights)
-        slope = min(slope, -fall / center)
-        found = mean - level / slope if slope < 0 else center
-        center = float(np.clip(found, x[0], x[-1]))
+    told = [v for v in told if _headroom(v.margin) < _MOST or v is kept[-1]]
     rng = np.random.default_rng((seed, len(told)))
+    drift = sustained.drift if sustained else 0.0
+    points = [(v.qps, _headroom(v.margin), _error(v), drift * v.qps) for v in told]
+    if sustained is not None:
+        points.append((sustained.qps, -1.0, _LEAST_ERROR, sustained.error))
+    fall = _Fall(
+        max(0.0, _headroom(idle_margin)) if idle_margin is not None else 0.0, sustained.qps if sustained else math.inf
+    )
+    x, y, error, x_error = np.array(points, np.float64).T
+    center, slope, draws = _fitted(x, y, error, x_error, fall, rng)
+    num = len(told)
+    limit: Literal["latency", "throughput"] = "latency"
+    if sustained is not None:
+        most = sustained.draws(rng, _NUM_DRAWS)
+        if (most < draws).mean() > 0.5:
+            limit, num = "throughput", sustained.num_levels
+        center, draws = min(center, sustained.qps), np.minimum(draws, most)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(draws, (tail, 1 - tail))
+    return Crossing(center, min(float(low), center), max(float(high), center), confidence, num, limit, slope)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fall:
+    """How steep the line is at least: half as steep as the way from the idle service to the edge, and as that from the
+    edge to saturation."""
+
+    idle: float
+    most_qps: float
+
+    def at(self, center: float) -> float:
+        beyond = self.most_qps - center
+        return _STEEPNESS * max(self.idle / center, 1 / beyond if beyond > 0.01 * center else 0.0)
+
+
+def _fitted(
+    x: Floats, y: Floats, error: Floats, x_error: Floats, fall: _Fall, rng: np.random.Generator
+) -> tuple[float, float, Floats]:
+    """(where the line crosses zero, its slope, draws of the crossing)."""
+    center, slope = _first_guess(x, y), 0.0
+    for _ in range(_ROUNDS):
+        weights = _nearness(x, y, center) / (error**2 + (slope * x_error) ** 2)
+        mean, level, slope, covariance = _line(x, y, weights)
+        slope = min(slope, -fall.at(center))
+        found = mean - level / slope if slope < 0 else center
+        center = float(np.clip(found, x.min(), x.max()))
     draws = rng.multivariate_normal((level, slope), covariance, _NUM_DRAWS, method="cholesky")
-    slopes = np.minimum(draws[:, 1], -fall / center)
+    slopes = np.minimum(draws[:, 1], -fall.at(center))
     ends = np.where(draws[:, 0] > 0, math.inf, -math.inf)
     crossings = np.where(slopes < 0, mean - draws[:, 0] / np.minimum(slopes, -1e-300), ends)
-    crossings = np.clip(crossings, x[0] / _BEYOND, x[-1] * _BEYOND)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(crossings, (tail, 1 - tail))
-    return Crossing(center, min(float(low), center), max(float(high), center), confidence, int((weights > 0).sum()))
+    gap = float(x[x >= center].min(initial=math.inf) - x[x <= center].max(initial=-math.inf))
+    if math.isfinite(gap):
+        crossings = crossings + _SHAPE * gap * rng.standard_normal(_NUM_DRAWS)
+    return center, slope, np.clip(crossings, x.min() / _BEYOND, x.max() * _BEYOND)
 
 
-def _columns(levels: Sequence[Level]) -> tuple[list[float], list[float], list[float]]:
-    return [v.margin for v in levels], [v.low for v in levels], [v.high for v in levels]
+def _error(level: Level) -> float:
+    spread = (_headroom(level.high) - _headroom(level.low)) / 2 / _Z
+    return _WIDER * max(_LEAST_ERROR, spread) * (_SHORT if level.is_scout else 1.0)
 
 
 def _headroom(margin: float) -> float:
@@ -105,6 +157,8 @@ def _headroom(margin: float) -> float:
 
 def _first_guess(x: Floats, y: Floats) -> float:
     """The middle of the cut that leaves the fewest levels on the wrong side."""
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
     wrong = [int((y[:k] <= 0).sum() + (y[k:] > 0).sum()) for k in range(1, len(x))]
     cut = int(np.argmin(wrong)) + 1
     return math.sqrt(x[cut - 1] * x[cut])
@@ -127,9 +181,8 @@ def _line(x: Floats, y: Floats, weights: Floats) -> tuple[float, float, float, F
     level = float(weights @ y / total)
     slope = float(weights @ (centred * y) / spread) if spread > 0 else 0.0
     dof = int((weights > 0).sum()) - 2
-    inflation = _WIDER**2
+    inflation = 1.0
     if dof > 0:
-        misfit = float(weights @ (y - level - slope * centred) ** 2) / dof
-        inflation *= max(1.0, misfit)
+        inflation = max(1.0, float(weights @ (y - level - slope * centred) ** 2) / dof)
     covariance = np.diag([inflation / total, inflation / spread if spread > 0 else 1e12])
     return mean, level, slope, covariance

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from inferloop.measure.balance import Balance
 from inferloop.measure.crossing import Crossing, Level, crossing
+from inferloop.measure.sustained import Sustained, is_saturated, sustained_rate
 from inferloop.measure.verdict import Verdict
 
 
@@ -25,6 +27,8 @@ class FrontierPoint:
     arrival_qps: float | None = None
     is_scout: bool = False
     """Too short to be certain of: it helps to find the edge, and stands back where a longer level says otherwise."""
+    balance: Balance | None = None
+    """Arrivals against completions, where the load sets the rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,9 @@ class Capacity:
 
     `low` is the highest measured rate that passes below every failing one; `high` the lowest failing rate, None when no
     rate failed (the capacity is at least `low`). `qps` lies between them, found as `method` says: measured | fitted |
-    interpolated | none | undecided (rates below the failing ones may pass, but not certainly). `monotone` is False when
-    a rate above a failing one passed: noise, or a warm cache. `interval` is that of the fitted crossing, see
-    measure.crossing.
+    sustained | interpolated | saturated | none | undecided (rates below the failing ones may pass, but not certainly).
+    `monotone` is False when a rate above a failing one passed: noise, or a warm cache. `interval` is that of the edge,
+    see measure.crossing, and holds `qps`.
     """
 
     qps: float
@@ -61,8 +65,9 @@ class Frontier:
     def capacity(self) -> Capacity:
         """The highest rate that keeps the objective, bracketed by the first that does not.
 
-        Between the two, the rate at which the line through the levels near the edge says that the margin is used up;
-        without intervals of the margins, that on a straight line between the two; otherwise the passing rate itself.
+        Between the two, the lesser of the rate at which the line through the levels near the edge says that the margin
+        is used up, and of the sustained rate; without intervals of the margins, where a straight line between the two
+        crosses zero; otherwise the passing rate itself.
         """
         points = self._believed()
         failing = [p for p in points if p.verdict == "fail"]
@@ -83,11 +88,15 @@ class Frontier:
         last = below[-1]
         if first_fail is None:
             return Capacity(last.offered_qps, last.offered_qps, None, "measured", monotone, "no measured rate failed")
-        fitted = self.crossing()
-        if fitted is not None:
-            qps = min(max(fitted.qps, last.offered_qps), first_fail.offered_qps)
-            why = f"the margin is used up there, by a line through {fitted.num_levels} levels near it"
-            return Capacity(qps, last.offered_qps, high, "fitted", monotone, why, fitted)
+        edge = self.edge()
+        if edge is not None:
+            qps = min(max(edge.qps, last.offered_qps), first_fail.offered_qps)
+            interval = replace(edge, qps=qps, low=min(edge.low, qps), high=max(edge.high, qps))
+            if edge.limit == "throughput":
+                why = f"no more is completed, by {edge.num_levels} level(s) that were given more"
+                return Capacity(qps, last.offered_qps, high, "sustained", monotone, why, interval)
+            why = f"the margin is used up there, by a line through {edge.num_levels} levels near it"
+            return Capacity(qps, last.offered_qps, high, "fitted", monotone, why, interval)
         straight = margin_crossing(last, first_fail)
         if straight is None:
             return Capacity(last.offered_qps, last.offered_qps, high, "measured", monotone, "highest rate that passes")
@@ -96,25 +105,30 @@ class Frontier:
         )
 
     def _believed(self) -> list[FrontierPoint]:
-        """Without the scouts that pass above a longer level that failed, or fail below one that passed."""
-        long = [p for p in self.points if not p.is_scout]
-        top = min((p.offered_qps for p in long if p.verdict == "fail"), default=math.inf)
-        bottom = max((p.offered_qps for p in long if p.verdict == "pass"), default=0.0)
-        return [
-            p
-            for p in self.points
-            if not p.is_scout
-            or not ((p.verdict == "pass" and p.offered_qps > top) or (p.verdict == "fail" and p.offered_qps < bottom))
-        ]
+        """Without the scouts that passed where a longer level did, or failed where one did: the highest of many short
+        levels that passed is the luckiest of them."""
+        sides = {p.verdict for p in self.points if not p.is_scout}
+        top = min((p.offered_qps for p in self.points if not p.is_scout and p.verdict == "fail"), default=math.inf)
+        bottom = max((p.offered_qps for p in self.points if not p.is_scout and p.verdict == "pass"), default=0.0)
+        return [p for p in self.points if not p.is_scout or (p.verdict not in sides and bottom <= p.offered_qps <= top)]
 
-    def crossing(self) -> Crossing | None:
-        """The edge of the objectives by all levels whose margins have intervals."""
+    def sustained(self) -> Sustained | None:
+        """What is completed of more than that; None where no level was given more."""
+        return sustained_rate([p.balance for p in self.points if p.balance is not None])
+
+    def edge(self) -> Crossing | None:
+        """By all levels: where the objectives are used up, or no more is completed."""
+        most = self.sustained()
         return crossing(
             [
                 Level(p.arrival_qps or p.offered_qps, p.margin, p.margin_low, p.margin_high, p.is_scout)
                 for p in self.points
-                if p.margin is not None and p.margin_low is not None and p.margin_high is not None
+                if p.margin is not None
+                and p.margin_low is not None
+                and p.margin_high is not None
+                and not is_saturated(p.balance, most)
             ],
+            most,
             idle_margin=self.idle_margin,
         )
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ import numpy as np
 from inferloop.core.digest import plain
 from inferloop.core.slo import Objective, Slo
 from inferloop.core.units import NS_PER_S
+from inferloop.measure.balance import Balance
 from inferloop.measure.bootstrap import BlockBootstrap, Interval
 from inferloop.measure.columns import ABSENT, NOT_OURS, OK, Bools, Columns
 from inferloop.measure.latency import INTERVAL_CONFIDENCE
@@ -36,6 +37,7 @@ from inferloop.measure.samples import CENSORED, Requests, Samples, collect, conc
 from inferloop.measure.timing import RequestTiming
 
 Verdict = Literal["pass", "fail", "inconclusive", "not declared"]
+_KEEPS_UP: dict[str, Verdict] = {"saturated": "fail", "sustained": "pass", "undecided": "inconclusive"}
 _FROM_USER = ("ttft_ms", "ttfat_ms", "ttlt_ms")
 
 
@@ -86,11 +88,23 @@ class SloVerdict:
     """The same per second of offered load; None below two requests."""
     goodput_interval: Interval | None = None
     """Of the share."""
+    balance: Balance | None = None
+    """Arrivals against completions; None where the load does not set the rate."""
+
+    def of_load(self, balance: Balance | None) -> SloVerdict:
+        """What it is worth as a verdict about the load that was offered: a service that completes less keeps its
+        objectives only until its queue has grown, so a saturated level fails, and one passes only that certainly is
+        not. Without objectives there is nothing to fail."""
+        if balance is None or self.verdict == "not declared":
+            return replace(self, balance=balance)
+        return replace(self, verdict=joint([self.verdict, _KEEPS_UP[balance.verdict]]), balance=balance)
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """What failed or could not be decided, in words."""
         parts = [(o.verdict, o.reason) for o in self.objectives] + [(self.errors.verdict, self.errors.reason)]
+        if self.balance is not None:
+            parts.append((_KEEPS_UP[self.balance.verdict], self.balance.reason))
         return tuple(reason for verdict, reason in parts if verdict in ("fail", "inconclusive"))
 
     def as_json(self) -> dict[str, Any]:

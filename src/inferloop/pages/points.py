@@ -25,6 +25,7 @@ def point_name(point: Json) -> str:
 def points_table(points: Sequence[Json]) -> Markup:
     """One row per point."""
     judged = any(_verdict(p) for p in points)
+    balanced = any(p.get("balance") for p in points)
     rows: list[list[Child]] = []
     for p in points:
         row: list[Child] = [
@@ -36,6 +37,8 @@ def points_table(points: Sequence[Json]) -> Markup:
             number(p.get("num_censored")),
             "yes" if p.get("certified") else "no",
         ]
+        if balanced:
+            row.append(str(mapping(p.get("balance")).get("reason") or ABSENT))
         rows.append([*row, verdict(_verdict(p))] if judged else row)
     columns = [
         Column("Load offered"),
@@ -46,6 +49,8 @@ def points_table(points: Sequence[Json]) -> Markup:
         Column("Unfinished", True),
         Column("p95 certified", True),
     ]
+    if balanced:
+        columns.append(Column("Arrivals against completions"))
     return table("Load points, in the order in which they ran", [*columns, Column("SLO")] if judged else columns, rows)
 
 

@@ -52,6 +52,7 @@ def test_a_slow_and_busy_frontier_is_shown_whole(monkeypatch: pytest.MonkeyPatch
         "1689",
         "37540",
         "100.0%",
+        "-",
         "inconclusive",
     ]
 
