@@ -144,6 +144,24 @@ async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path) -> None:
     assert any("hopeless" in note for note in result.points[-1].notes)
 
 
+async def test_a_level_that_completes_less_than_it_is_given_fails(tmp_path: Path) -> None:
+    """However late its queue would make an objective fail. Two at a time for 40 ms or more are 50 a second at most."""
+    async with scripted(tmp_path, "ttft_ms=20", "tpot_ms=10", "max_concurrency=2", "max_waiting=100000") as url:
+        with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
+            options = replace(FAST, num_points=2, budget_s=20.0, max_drain_s=60.0)
+            result = await run_bench(contract(peak=120.0, ttft_ms=60_000.0), url, None, None, options, writer)
+            summary = writer.finish(result.as_summary())
+    peak = result.points[-1]
+    assert peak.name == "peak" and peak.slo.balance is not None
+    assert (peak.slo.balance.verdict, peak.slo.verdict) == ("saturated", "fail")
+    assert [o.verdict for o in peak.slo.objectives] == ["pass"], "its latency alone would pass"
+    assert "the queue grows" in peak.slo.reasons[0]
+    assert summary["points"][-1]["balance"]["verdict"] == "saturated"
+    assert "the queue grows" in summary["points"][-1]["balance"]["reason"]
+    for point in result.points:
+        assert point.slo.verdict != "pass" or point.offered_qps is None or point.offered_qps < 60, point.name
+
+
 async def test_failing_requests_fail_the_verdict(tmp_path: Path) -> None:
     options = replace(FAST, num_points=0)
     async with scripted(tmp_path, "ttft_ms=5", "tpot_ms=1", "error_rate=0.2", "seed=3") as url:

@@ -4,6 +4,7 @@ is quick until it is full and then completes no more."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from tests.oracle.simulated_servers import Batching, Found, Queue, Server, measure, search
@@ -26,7 +27,7 @@ def batching(seed: int) -> tuple[Batching, np.random.Generator]:
     return Batching(shape.slots, shape.top_qps / top_qps, limit_answers=shape.limit_answers), rng
 
 
-def share_inside(told: list[tuple[Server, Crossing]]) -> float:
+def share_inside(told: Sequence[tuple[Server, Crossing]]) -> float:
     return sum(c.low <= s.capacity <= c.high for s, c in told) / len(told)
 
 
@@ -49,7 +50,7 @@ def test_the_interval_holds_the_capacity_of_a_queue() -> None:
 def test_the_interval_holds_the_capacity_of_a_batching_server_and_is_narrow() -> None:
     runs = [(server, search(server, rng, budget_s=155.0)) for server, rng in map(batching, range(48))]
     known = [(server, c) for server, found in runs if (c := told(server, found)) is not None]
-    assert len(known) >= 46
+    assert len(known) >= 44
     assert share_inside(known) >= 0.9
     widths = sorted(c.half_width for _, c in known)
     assert widths[len(widths) // 2] <= 0.15
@@ -70,6 +71,6 @@ def test_a_level_is_called_saturated_where_it_is() -> None:
             assert point.balance is not None
             verdicts.setdefault(share, []).append(point.balance.verdict)
     assert verdicts[0.8].count("saturated") <= 1
-    assert verdicts[0.8].count("sustained") >= 36
+    assert verdicts[0.8].count("sustained") >= 30
     assert verdicts[1.3].count("saturated") >= 38
     assert verdicts[1.3].count("sustained") == 0

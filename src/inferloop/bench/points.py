@@ -138,20 +138,11 @@ class Measurer:
         return self._point(name, role, "open", qps, planned, result, measured, workload, start_ns, balance)
 
     def _settled(self, name: str, result: DriveResult, measured: list[RequestTiming]) -> list[RequestTiming]:
-        """Without the requests after the lead that still belong to the start, by MSER-5. An open load starts from an
-        empty service, so only a start that was lighter than the rest is one: a slow beginning is what users meet."""
-        start = steady_start(result.timings)
-        if not measured or start.t_ns is None or not start.reached:
+        t_ns = settled_ns(result.timings, measured, self.floor)
+        if t_ns is None:
             return measured
-        rest = [t for t in measured if t.t_send_ns >= (start.t_ns or 0)]
-        early = [t for t in measured if t.t_send_ns < (start.t_ns or 0)]
-        if not early or len(early) > _MOST_SETTLING * len(measured) or len(rest) < min(len(measured), self.floor):
-            return measured
-        means = [[w for t in part if (w := ttft_ms(t)) is not None] for part in (early, rest)]
-        if not all(means) or sum(means[0]) / len(means[0]) >= sum(means[1]) / len(means[1]):
-            return measured
-        self._writer.settle(name, start.t_ns)
-        return rest
+        self._writer.settle(name, t_ns)
+        return [t for t in measured if t.t_send_ns >= t_ns]
 
     async def own_load(self, process: str) -> BenchPoint:
         """One point for what sets its own rate: a trace as long as the budget lasts, users who wait, a burst."""
@@ -296,6 +287,23 @@ class Measurer:
             cut_off_s=o.max_drain_s if cut_off_s is None else cut_off_s,
             budget_s=budget_s,
         )
+
+
+def settled_ns(timings: Sequence[RequestTiming], measured: Sequence[RequestTiming], floor: int) -> int | None:
+    """When the steady state began, by MSER-5 over all requests of a level, where some of those `measured` after the
+    lead still belong to the start. An open load starts from an empty service, so only a start that was lighter than the
+    rest is one: a slow beginning is what users meet. None where nothing is to be given up."""
+    start = steady_start(timings)
+    if not measured or start.t_ns is None or not start.reached:
+        return None
+    rest = [t for t in measured if t.t_send_ns >= start.t_ns]
+    early = [t for t in measured if t.t_send_ns < start.t_ns]
+    if not early or len(early) > _MOST_SETTLING * len(measured) or len(rest) < min(len(measured), floor):
+        return None
+    means = [[w for t in part if (w := ttft_ms(t)) is not None] for part in (early, rest)]
+    if not all(means) or sum(means[0]) / len(means[0]) >= sum(means[1]) / len(means[1]):
+        return None
+    return start.t_ns
 
 
 def _span_s(measured: Sequence[RequestTiming]) -> float:

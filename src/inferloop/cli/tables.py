@@ -16,7 +16,7 @@ _ROOMY = 92
 """Columns from which the frontier has room for wider gaps."""
 _COLOURS = {"pass": "green", "fail": "red", "void": "red", "inconclusive": "yellow", "not declared": "dim"}
 
-_QUEUE = {"saturated": "grows", "sustained": "holds", "undecided": "?"}
+_QUEUE = {"saturated": "+", "sustained": "=", "undecided": "?"}
 """What arrivals against completions say; a question mark where the window is too short."""
 
 
@@ -28,12 +28,14 @@ def coloured(verdict: str) -> str:
 
 def frontier_table(points: Sequence[BenchPoint]) -> Table:
     """One row per load level, in the order in which they were measured."""
-    table = _table("Frontier of one replica (ms; a dash: too few requests to certify it)")
+    table = _table(
+        "Frontier of one replica (ms; a dash: too few requests to certify it; q: the queue + grows, = holds)"
+    )
     table.padding = (0, 2 if stdout.width >= _ROOMY else 1, 0, 0)
     columns = ("point", "offered/s", "done/s", "n", "tok/s", "TTFT p50", "p95", "TPOT p50", "p95", "TTLT p95", "errors")
     for name in columns:
         table.add_column(name.replace(" ", "\n").replace("/", "\n/"), justify="left" if name == "point" else "right")
-    table.add_column("queue")
+    table.add_column("q")
     table.add_column("verdict", no_wrap=True)
     for p in points:
         s = p.summary

@@ -23,9 +23,14 @@ Kept = Literal["saturated", "sustained", "undecided"]
 START_SHARE = 0.25
 """Of the window, that belongs to the filling of the pipeline and is not looked at."""
 NUM_BATCHES = 8
-"""Few, because the balance of a queue in equilibrium gets more exact with the length of a batch."""
-_DOF = NUM_BATCHES - 2
-_SURE, _LIKELY = 0.99, 0.95
+"""Few, because the mean of a queue in equilibrium gets more exact with the length of a batch."""
+_PER_BATCH = 32
+"""Instants at which the number in flight is looked at."""
+_DOF = NUM_BATCHES - 3
+_INTEGRATED = 1.5
+"""Means over batches of a random walk have increments that are alike from one to the next: the variance of their mean
+is so much larger than that of as many independent ones."""
+_SURE, _LIKELY = 0.99, 0.9
 TOLERANCE = 0.05
 """Of the arrivals: a growth that is certainly smaller is none."""
 _LEAST_GROWTH = 0.02
@@ -35,10 +40,11 @@ _LEAST_REQUESTS = 4 * NUM_BATCHES
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Per second, over the window without its start. `growth` = (arrivals - completions) / arrivals.
+    """Per second, over the window without its start. `growth` is that of the number in flight, as a share of the
+    arrivals.
 
     saturated  the growth is certainly positive (99 %) and 2 % at least
-    sustained  it is certainly (95 %) below `tolerance`: 5 %, or what so few requests can tell at all, 1.5 / sqrt(n)
+    sustained  it is likely (90 %) below `tolerance`: 5 %, or what so few requests can tell at all, 2 / sqrt(n)
     undecided  neither: the window is too short
     """
 
@@ -72,10 +78,11 @@ def balance_of(requests: Requests, since_ns: int | None = None, until_ns: int | 
     """From all requests of a level, those before the window included. The window lasts from `since_ns` (the first
     arrival) to `until_ns` (the last, or the cut-off when that came first). None for too few requests.
 
-    The window without its start is cut into batches. Batch means of the increments of the number in flight give the
-    error of their mean: in a saturated service they are independent, in one that keeps up they take each other back, so
-    the bounds err to the careful side. Claims are about what really arrived, not about the rate it was drawn for: the
-    part of the scatter that the arrivals explain (regression on the batches' own arrivals) is not counted.
+    The window without its start is cut into batches. The mean number in flight of each is a random walk where the
+    service is saturated, whose increments tell how fast it grows and how certain that is; where the service keeps up,
+    the increments take each other back, so the bounds err to the careful side. Claims are about what really arrived,
+    not about the rate it was drawn for: the part of the scatter that the arrivals explain (regression of the increments
+    on those of the arrivals) is not counted.
     """
     c = Columns.of(requests)
     if not len(c):
@@ -84,28 +91,32 @@ def balance_of(requests: Requests, since_ns: int | None = None, until_ns: int | 
     cut = c.end[c.status == CUT]
     first = int(due[0]) if since_ns is None else since_ns
     last = min(int(due[-1]), int(cut.min()) if len(cut) else int(due[-1])) if until_ns is None else until_ns
-    edges = np.linspace(first + START_SHARE * (last - first), last, NUM_BATCHES + 1)
-    arrived = np.diff(np.searchsorted(due, edges, side="right")).astype(np.float64)
+    begin = first + START_SHARE * (last - first)
+    instants = np.linspace(begin, last, NUM_BATCHES * _PER_BATCH + 1)
     done = np.sort(c.end[c.status != CUT])
-    completed = np.diff(np.searchsorted(done, edges, side="right")).astype(np.float64)
-    num = int(arrived.sum())
+    arrived, completed = (np.searchsorted(t, instants, side="right").astype(np.float64) for t in (due, done))
+    num = int(arrived[-1] - arrived[0])
     if num < _LEAST_REQUESTS:
         return None
-    growth = float((arrived - completed).sum()) / num
-    error = _error(arrived, completed) * NUM_BATCHES / num
+    excess = arrived - np.linspace(arrived[0], arrived[-1], len(arrived))
+    in_flight = arrived - completed
+    steps = [np.diff(v[1:].reshape(NUM_BATCHES, _PER_BATCH).mean(axis=1)) for v in (in_flight, excess)]
+    scale = NUM_BATCHES / num
+    growth, error = float(steps[0].mean()) * scale, _error(*steps) * scale
     low, high = growth - t_quantile(_SURE, _DOF) * error, growth + t_quantile(_LIKELY, _DOF) * error
-    tolerance = max(TOLERANCE, 1.5 / math.sqrt(num))
+    tolerance = max(TOLERANCE, 2 / math.sqrt(num))
     verdict: Kept = "undecided"
     if low > 0 and growth >= _LEAST_GROWTH:
         verdict = "saturated"
     elif high < tolerance:
         verdict = "sustained"
-    batch_s = (last - first) * (1 - START_SHARE) / NUM_BATCHES / NS_PER_S
+    window_s = (last - begin) / NS_PER_S
+    per_batch = np.diff(completed[::_PER_BATCH])
     return Balance(
         verdict=verdict,
-        arrived_qps=float(arrived.mean()) / batch_s,
-        completed_qps=float(completed.mean()) / batch_s,
-        completed_error=float(completed.std(ddof=1)) / math.sqrt(NUM_BATCHES) / batch_s,
+        arrived_qps=num / window_s,
+        completed_qps=float(per_batch.sum()) / window_s,
+        completed_error=float(per_batch.std(ddof=1)) * math.sqrt(NUM_BATCHES) / window_s,
         growth=growth,
         low=low,
         high=high,
@@ -115,11 +126,10 @@ def balance_of(requests: Requests, since_ns: int | None = None, until_ns: int | 
     )
 
 
-def _error(arrived: Floats, completed: Floats) -> float:
-    """Standard error of the mean increment of a batch, given the arrivals."""
-    increments = arrived - completed
-    x, y = arrived - arrived.mean(), increments - increments.mean()
+def _error(steps: Floats, arrivals: Floats) -> float:
+    """Standard error of the mean step from batch to batch, given the arrivals."""
+    x, y = arrivals - arrivals.mean(), steps - steps.mean()
     spread = float(x @ x)
     explained = min(max(float(x @ y) / spread, 0.0), 1.0) if spread > 0 else 0.0
     rest = y - explained * x
-    return math.sqrt(float(rest @ rest) / _DOF / NUM_BATCHES)
+    return math.sqrt(_INTEGRATED * float(rest @ rest) / _DOF / len(rest))
