@@ -6,10 +6,10 @@ The margin of a level (see `margin`) is turned into limit / latency - 1: for an 
 infinity. So a saturated service is a point of that line: -1, at the rate it completes. The latencies of saturated
 levels take no part, because they tell how long the level was measured. A line is fitted through the levels near the
 edge by weighted least squares; a level weighs by the interval of its margin, by how much the service's speed drifts
-between levels, and by how near it is. The interval comes from draws of the line's coefficients and of the sustained
-rate (a ratio of the two coefficients has no useful variance of its own). Short levels tell little of the slope, so the
-line falls at least half as steeply as the way from the idle service to the edge does, and as that from the edge to
-saturation: queues get worse ever faster.
+between levels, and by how near it is. The interval comes from lines through points that are moved by their errors (a
+ratio of two coefficients has no useful variance of its own), the sustained rate among them. Short levels tell little of
+the slope, so the line falls at least half as steeply as the way from the idle service to the edge does, and as that
+from the edge to saturation: queues get worse ever faster.
 """
 
 from __future__ import annotations
@@ -94,18 +94,25 @@ def crossing(
     points = [(v.qps, _headroom(v.margin), _error(v), drift * v.qps) for v in told]
     if sustained is not None:
         points.append((sustained.qps, -1.0, _LEAST_ERROR, sustained.error))
-    fall = _Fall(
-        max(0.0, _headroom(idle_margin)) if idle_margin is not None else 0.0, sustained.qps if sustained else math.inf
-    )
+    idle = max(0.0, _headroom(idle_margin)) if idle_margin is not None else 0.0
+    fall = _Fall(idle, sustained.qps if sustained else math.inf)
     x, y, error, x_error = np.array(points, np.float64).T
-    center, slope, draws = _fitted(x, y, error, x_error, fall, rng)
+    center, slope, weights = _fitted(x, y, error, x_error, fall)
+    wider = math.sqrt(_misfit(x, y, weights))
+    moved = x + wider * x_error * rng.standard_normal((_NUM_DRAWS, len(x)))
+    if sustained is not None:
+        moved[:, -1] = sustained.draws(rng, _NUM_DRAWS)
+    draws = _crossings(moved, y + wider * error * rng.standard_normal(moved.shape), weights, fall.at(center))
+    gap = float(x[x >= center].min(initial=math.inf) - x[x <= center].max(initial=-math.inf))
+    if math.isfinite(gap):
+        draws = draws + _SHAPE * gap * rng.standard_normal(_NUM_DRAWS)
+    draws = np.clip(draws, x.min() / _BEYOND, x.max() * _BEYOND)
     num = len(told)
     limit: Literal["latency", "throughput"] = "latency"
     if sustained is not None:
-        most = sustained.draws(rng, _NUM_DRAWS)
-        if (most < draws).mean() > 0.5:
+        if (moved[:, -1] < draws).mean() > 0.5:
             limit, num = "throughput", sustained.num_levels
-        center, draws = min(center, sustained.qps), np.minimum(draws, most)
+        center, draws = min(center, sustained.qps), np.minimum(draws, moved[:, -1])
     tail = (1 - confidence) / 2
     low, high = np.quantile(draws, (tail, 1 - tail))
     return Crossing(center, min(float(low), center), max(float(high), center), confidence, num, limit, slope)
@@ -124,25 +131,43 @@ class _Fall:
         return _STEEPNESS * max(self.idle / center, 1 / beyond if beyond > 0.01 * center else 0.0)
 
 
-def _fitted(
-    x: Floats, y: Floats, error: Floats, x_error: Floats, fall: _Fall, rng: np.random.Generator
-) -> tuple[float, float, Floats]:
-    """(where the line crosses zero, its slope, draws of the crossing)."""
+def _fitted(x: Floats, y: Floats, error: Floats, x_error: Floats, fall: _Fall) -> tuple[float, float, Floats]:
+    """(where the line crosses zero, its slope, the weights of the points)."""
     center, slope = _first_guess(x, y), 0.0
     for _ in range(_ROUNDS):
         weights = _nearness(x, y, center) / (error**2 + (slope * x_error) ** 2)
-        mean, level, slope, covariance = _line(x, y, weights)
-        slope = min(slope, -fall.at(center))
-        found = mean - level / slope if slope < 0 else center
-        center = float(np.clip(found, x.min(), x.max()))
-    draws = rng.multivariate_normal((level, slope), covariance, _NUM_DRAWS, method="cholesky")
-    slopes = np.minimum(draws[:, 1], -fall.at(center))
-    ends = np.where(draws[:, 0] > 0, math.inf, -math.inf)
-    crossings = np.where(slopes < 0, mean - draws[:, 0] / np.minimum(slopes, -1e-300), ends)
-    gap = float(x[x >= center].min(initial=math.inf) - x[x <= center].max(initial=-math.inf))
-    if math.isfinite(gap):
-        crossings = crossings + _SHAPE * gap * rng.standard_normal(_NUM_DRAWS)
-    return center, slope, np.clip(crossings, x.min() / _BEYOND, x.max() * _BEYOND)
+        slope = min(float(_slopes(x, y, weights)), -fall.at(center))
+        mean, level = float(weights @ x / weights.sum()), float(weights @ y / weights.sum())
+        center = float(np.clip(mean - level / slope if slope < 0 else center, x.min(), x.max()))
+    return center, slope, weights
+
+
+def _slopes(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """Of lines through points (last axis) by weighted least squares; 0 where all have one x."""
+    total = weights.sum()
+    from_mean = x - (x @ weights / total)[..., None]
+    spread = from_mean**2 @ weights
+    found: Floats = np.divide((from_mean * y) @ weights, spread, out=np.zeros_like(spread), where=spread > 0)
+    return found
+
+
+def _crossings(x: Floats, y: Floats, weights: Floats, fall: float) -> Floats:
+    """Where the lines through the rows' points cross zero; infinite where one never does."""
+    slopes = np.minimum(_slopes(x, y, weights), -fall)
+    mean, level = x @ weights / weights.sum(), y @ weights / weights.sum()
+    ends = np.where(level > 0, math.inf, -math.inf)
+    out: Floats = np.where(slopes < 0, mean - level / np.minimum(slopes, -1e-300), ends)
+    return out
+
+
+def _misfit(x: Floats, y: Floats, weights: Floats) -> float:
+    """How much larger the squared distances of the points from their line are than their errors allow, at least 1."""
+    dof = int((weights > 0).sum()) - 2
+    if dof <= 0:
+        return 1.0
+    slope, total = float(_slopes(x, y, weights)), weights.sum()
+    rest = y - y @ weights / total - slope * (x - x @ weights / total)
+    return max(1.0, float(weights @ rest**2) / dof)
 
 
 def _error(level: Level) -> float:
@@ -169,20 +194,3 @@ def _nearness(x: Floats, y: Floats, center: float) -> Floats:
     distance = np.abs(np.log(x / center))
     reach = max(_NEAR, 1.3 * float(distance[y > 0].min()), 1.3 * float(distance[y <= 0].min()))
     return np.maximum(0.0, 1 - (distance / reach) ** 2)
-
-
-def _line(x: Floats, y: Floats, weights: Floats) -> tuple[float, float, float, Floats]:
-    """(weighted mean of x, value there, slope, covariance of the two). Levels that lie further from a line than their
-    errors allow make all errors so much larger."""
-    total = weights.sum()
-    mean = float(weights @ x / total)
-    centred = x - mean
-    spread = float(weights @ centred**2)
-    level = float(weights @ y / total)
-    slope = float(weights @ (centred * y) / spread) if spread > 0 else 0.0
-    dof = int((weights > 0).sum()) - 2
-    inflation = 1.0
-    if dof > 0:
-        inflation = max(1.0, float(weights @ (y - level - slope * centred) ** 2) / dof)
-    covariance = np.diag([inflation / total, inflation / spread if spread > 0 else 1e12])
-    return mean, level, slope, covariance

@@ -11,6 +11,9 @@ from inferloop.measure.crossing import Crossing, Level, crossing
 from inferloop.measure.sustained import Sustained, is_saturated, sustained_rate
 from inferloop.measure.verdict import Verdict
 
+_DRIFTS = 2.0
+"""Standard deviations of the service's speed."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
@@ -117,9 +120,13 @@ class Frontier:
         return sustained_rate([p.balance for p in self.points if p.balance is not None])
 
     def edge(self) -> Crossing | None:
-        """By all levels: where the objectives are used up, or no more is completed."""
+        """By all levels: where the objectives are used up, or no more is completed.
+
+        Where it is known what is sustained, the interval does not go further below a long level that certainly kept the
+        objectives than the service may have been slower at other times.
+        """
         most = self.sustained()
-        return crossing(
+        found = crossing(
             [
                 Level(p.arrival_qps or p.offered_qps, p.margin, p.margin_low, p.margin_high, p.is_scout)
                 for p in self.points
@@ -131,6 +138,13 @@ class Frontier:
             most,
             idle_margin=self.idle_margin,
         )
+        if found is None or most is None:
+            return found
+        kept = [
+            p.offered_qps for p in self.points if p.verdict == "pass" and (p.margin_low or 0) > 0 and not p.is_scout
+        ]
+        least = max(kept, default=0.0) * (1 - _DRIFTS * most.drift)
+        return replace(found, low=max(found.low, min(least, found.qps)))
 
 
 def margin_crossing(low: FrontierPoint, high: FrontierPoint) -> float | None:
