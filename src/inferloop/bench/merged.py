@@ -8,6 +8,7 @@ from typing import Any
 from inferloop.bench.result import BenchPoint, BenchResult, frontier_of, saturated
 from inferloop.core.slo import Objective, Slo
 from inferloop.core.units import NS_PER_S
+from inferloop.measure.balance import balance_of
 from inferloop.measure.summary import Mode, summarize
 from inferloop.measure.verdict import judge
 from inferloop.records.header import RunHeader
@@ -31,6 +32,10 @@ def merged_summary(merged: Merged, runs: Sequence[RunRecord]) -> dict[str, Any]:
         offered = [p["offered_qps"] for p in told if p.get("offered_qps") is not None]
         mode: Mode = told[0]["mode"] if told else "open"
         summary = summarize(rows, mode=mode, offered_qps=sum(offered) if offered else None)
+        slo_verdict = judge(slo, rows)
+        if any(p.get("balance") for p in told):
+            everything = [row.timing for row in merged.rows if row.point == part.name]
+            slo_verdict = slo_verdict.of_load(balance_of(everything, since_ns=min(r.t_send_ns for r in rows)))
         span_ns = max(r.t_end_ns for r in rows) - min(r.t_send_ns for r in rows)
         points.append(
             BenchPoint(
@@ -38,7 +43,7 @@ def merged_summary(merged: Merged, runs: Sequence[RunRecord]) -> dict[str, Any]:
                 mode=mode,
                 offered_qps=summary.offered_qps,
                 summary=summary,
-                slo=judge(slo, rows),
+                slo=slo_verdict,
                 void=_void(part, told, mode, len(runs)),
                 notes=tuple(dict.fromkeys(note for p in told for note in p.get("notes", ()))),
                 num_warmup=sum(row.warmup and row.point == part.name for row in merged.rows),
