@@ -56,8 +56,8 @@ def test_the_interval_holds_the_capacity_of_a_batching_server_and_is_narrow() ->
     assert widths[len(widths) // 2] <= 0.15
     for server, found in runs:
         for p in found.frontier.points:
-            over = p.offered_qps > 1.05 * server.top_qps
-            assert not (over and p.verdict == "pass" and not p.is_scout), (p.offered_qps, server.top_qps)
+            if p.verdict == "pass" and not p.is_scout and p.balance is not None:
+                assert p.offered_qps <= (1 + p.balance.tolerance) * server.top_qps, "5 % where it has 1600 requests"
 
 
 def test_a_level_is_called_saturated_where_it_is() -> None:

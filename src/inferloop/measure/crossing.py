@@ -38,7 +38,7 @@ _NEAR = math.log(1.8)
 _ROUNDS = 8
 _NUM_DRAWS = 4000
 _STEEPNESS = 0.5
-_SHAPE = 0.25
+_SHAPE = 0.35
 """Standard error, in parts of the gap between the neighbours of the edge, of taking the way between for straight."""
 _BEYOND = 1.5
 """How far outside the measured rates an end of the interval may lie, as a factor."""

@@ -14,7 +14,7 @@ from inferloop.measure.columns import Floats
 _OVER = 1.05
 """A level that was given so much more than what saturated ones complete is one of them, though its own window was too
 short to tell: to take only those whose completions were few enough to tell would make the estimate too low."""
-_DRIFT, _PRIOR_LEVELS = 0.03, 2
+_DRIFT, _PRIOR_LEVELS = 0.04, 2
 """How much the speed of a service differs between levels, before anything was seen of that, and for how many levels
 this guess counts: one or two levels that agree do not show that it does not."""
 
