@@ -51,7 +51,8 @@ class Sender(asyncio.Protocol):
         self._transport.write(framed(Start(start_ns)))
 
     def halt(self, how: Stop) -> None:
-        self._transport.write(framed(Halt(how)))
+        if not self._transport.is_closing():  # else it is gone: a signal to the whole process group reaches it too
+            self._transport.write(framed(Halt(how)))
 
     async def close(self) -> None:
         """It is gone afterwards."""
