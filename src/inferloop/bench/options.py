@@ -10,7 +10,8 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """`budget_s` is for the whole run; the peak's share is kept for it. `peak_qps` replaces the contract's peak; 0
-    leaves the peak out. `num_points` bounds the search."""
+    leaves the peak out. `num_points` bounds the search. `profile` plays the contract's rate profile, which then sets
+    the rate itself."""
 
     seed: int = 0
     budget_s: float = 240.0
@@ -19,6 +20,7 @@ class BenchOptions:
     num_serial: int = 12  # a median can be certified with 11
     num_burst: int = 32
     peak_qps: float | None = None
+    profile: bool = False
     calibrate: bool = True
     fresh_cache: bool = True
     """No part meets what the target's prefix cache holds from before it, where the target has a way to that."""

@@ -19,7 +19,7 @@ from inferloop.bench.drive import DriveOptions, DriveResult, Stop, drive
 from inferloop.bench.fresh_cache import FreshCache
 from inferloop.bench.options import BenchOptions, BenchProgress, Progress
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer
-from inferloop.bench.result import BenchPoint, Role, describe
+from inferloop.bench.result import PEAK, BenchPoint, Role, describe
 from inferloop.bench.target import TargetInfo
 from inferloop.contract.sample import SampledWorkload, expected_starts_s, sample_workload
 from inferloop.contract.workload import Contract
@@ -40,6 +40,8 @@ _JUDGE_EVERY = 8
 _HOPELESS_FROM = 32
 """Slow requests come together, when the machine is busy for a moment; the bound takes them for independent."""
 PEAK_LOOKS = 3
+_PLAYED = ("trace", "profile")
+"""They have a course of their own, and only the whole of it is what was declared."""
 _ODD_ARRIVALS = 0.05
 _LEAST_PLANNED = 20
 _LEAST_WINDOW_SHARE = 0.1
@@ -98,6 +100,11 @@ class Measurer:
     def left_s(self) -> float:
         return (self._end_ns - self._clock.now_ns()) / NS_PER_S
 
+    @property
+    def own_window_s(self) -> float:
+        """For a load that sets its own rate."""
+        return max(self.left_s - self._options.max_drain_s, _LEAST_WINDOW_SHARE * self._options.budget_s)
+
     async def closed(self, name: str, mode: Mode, count: int, *, warmup: bool = False) -> BenchPoint:
         start_ns = self._clock.now_ns()
         planned, workload = await self._prepare(name, num_requests=count, arrivals="burst")
@@ -119,7 +126,7 @@ class Measurer:
         window_s = max(window_s, _LEAST_WINDOW_SHARE * self._options.budget_s)
         most = self.floor * PEAK_LOOKS
         count = max(min(most, math.floor(qps * window_s)), min(most, _LEAST_PLANNED))
-        return await self.open("peak", "judged", qps, count, window_s)
+        return await self.open(PEAK, "judged", qps, count, window_s)
 
     async def open(self, name: str, role: Role, qps: float, num_requests: int, window_s: float) -> BenchPoint:
         """`num_requests` at `qps`, or as many as come in `window_s`, after the start."""
@@ -145,21 +152,21 @@ class Measurer:
         return [t for t in measured if t.t_send_ns >= t_ns]
 
     async def own_load(self, process: str) -> BenchPoint:
-        """One point for what sets its own rate: a trace as long as the budget lasts, users who wait, a burst."""
+        """One point for what sets its own rate: a trace or a profile as long as the budget lasts, users who wait, a
+        burst."""
         start_ns = self._clock.now_ns()
-        window_s = max(self.left_s - self._options.max_drain_s, _LEAST_WINDOW_SHARE * self._options.budget_s)
+        window_s = self.own_window_s
         users = self._contract.traffic.arrivals.users or 0
         count = self.floor * PEAK_LOOKS + users
-        how: dict[str, Any] = {"duration_s": window_s} if process == "trace" else {"num_requests": count}
-        planned, workload = await self._prepare(process, **how)
+        how: dict[str, Any] = {"duration_s": window_s} if process in _PLAYED else {"num_requests": count}
+        planned, workload = await self._prepare(process, arrivals=process, **how)
+        mode: Mode = "closed" if process == "closed" else "open"
         options = self._drive_options(budget_s=window_s)
         # The first question of every user comes at the start, together with those of all others.
         num_warmup = min(users, len(planned) // 2)
-        result, measured = await self._drive(process, "open", planned, options, num_warmup, "judged")
+        result, measured = await self._drive(process, mode, planned, options, num_warmup, "judged")
         self._writer.update(warmup_s=0.0, window_s=_span_s(measured))
-        return self._point(
-            process, "judged", "open", workload.offered_qps, planned, result, measured, workload, start_ns
-        )
+        return self._point(process, "judged", mode, workload.offered_qps, planned, result, measured, workload, start_ns)
 
     async def _prepare(self, name: str, **how: Any) -> tuple[tuple[RenderedRequest, ...], SampledWorkload]:
         workload = await asyncio.to_thread(
@@ -199,8 +206,8 @@ class Measurer:
 
         def stop(_: Sequence[RequestTiming]) -> Stop | None:
             """Rarely: judging takes the event loop's time, and each look is one more chance to be wrong."""
-            # A burst is for the most that can be completed and keeps no objective; a trace is played to its end.
-            if not measured or mode == "burst" or name == "trace":
+            # A burst is for the most that can be completed and keeps no objective; the others are played to their end.
+            if not measured or mode == "burst" or name in _PLAYED:
                 return None
             if len(measured) % _JUDGE_EVERY == 0 and len(measured) >= least and self._is_lost(measured):
                 return "cut"
@@ -252,6 +259,8 @@ class Measurer:
         notes = list(checks.notes)
         if qps and arrival_qps and abs(arrival_qps / qps - 1) > _ODD_ARRIVALS:
             notes.append(f"by chance {arrival_qps:.3g} requests/s arrived in this window, not {qps:.3g}")
+        if mode == "closed":
+            notes.append("users wait for their answers: no request has an instant at which it should have been sent")
         if workload.num_clipped:
             notes.append(f"{workload.num_clipped} of {len(planned)} requests were shortened to fit the context")
         if workload.num_skipped:

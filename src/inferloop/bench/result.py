@@ -15,6 +15,7 @@ from inferloop.measure.summary import Mode, PointSummary
 from inferloop.measure.timing import DEFINITIONS
 from inferloop.measure.verdict import SloVerdict
 
+PEAK = "peak"
 Role = Literal["bracket", "scout", "certified", "judged"]
 """bracket: serial and burst. scout: short, to find the edge; no percentile of it need be certain."""
 
@@ -75,6 +76,11 @@ class BenchResult:
     notes: tuple[str, ...]
     judged: BenchPoint | None
     calibration: Calibration | None = None
+
+    @property
+    def sets_own_rate(self) -> bool:
+        """What was judged is a load of which no capacity follows: a trace, a profile, a closed loop, a burst."""
+        return self.judged is not None and self.judged.role == "judged" and self.judged.name != PEAK
 
     def as_summary(self) -> dict[str, Any]:
         """`replicas` is added by whoever sizes."""

@@ -5,7 +5,8 @@ burst     all at once: the most it completes, the upper end of the search
 scout-N   open loop, short: closes in on the rate at which the objectives are used up
 rate-N    open loop, long: certifies a rate on each side of it
 peak      open loop at the contract's peak rate: what the verdict is about
-A contract whose arrivals set their own rate (a trace, a closed loop, a burst) has one point of these instead.
+A contract whose arrivals set their own rate (a trace, a closed loop, a burst) has one point of these instead; so has a
+rate profile that is to be played.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from inferloop.bench.points import Measurer
 from inferloop.bench.render import PromptCodec, Renderer, RenderOptions
 from inferloop.bench.result import BenchPoint, BenchResult, failure_of, frontier_of, saturated
 from inferloop.bench.target import Launched, TargetInfo, describe_target
+from inferloop.contract.course import profile_s
 from inferloop.contract.workload import Contract
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import plain
@@ -35,7 +37,7 @@ from inferloop.records.run import RunWriter
 
 __all__ = ["BenchOptions", "BenchProgress", "Progress", "run_bench"]
 
-_OWN_LOADS = ("trace", "closed", "burst")
+_OWN_LOADS = ("trace", "closed", "burst", "profile")
 """Arrivals that leave no rate to search for."""
 
 
@@ -55,8 +57,11 @@ async def run_bench(
     `launched`: what is known of a target that was started for this.
 
     Every request goes to `writer` as it ends, so that a cancelled run is readable; `writer.finish` is the caller's.
-    Raises EnvironmentLacksError and UsageError when the target cannot be measured at all.
+    Raises EnvironmentLacksError and UsageError when the target cannot be measured at all, UsageError for a profile that
+    the contract has not.
     """
+    if options.profile and contract.traffic.rate_profile is None:
+        raise UsageError("the contract has no traffic.rate_profile that could be played")
     client = HttpClient(at)
     own_codec = None
     try:
@@ -69,7 +74,7 @@ async def run_bench(
             target=target.url,
             identity=target.identity,
             seed=options.seed,
-            arrivals=contract.traffic.arrivals.process,
+            arrivals=_process(contract, options),
             options={
                 **writer.header.options,
                 "bench": plain(options),
@@ -84,6 +89,10 @@ async def run_bench(
         if own_codec is not None:
             own_codec.close()
         await client.close()
+
+
+def _process(contract: Contract, options: BenchOptions) -> str:
+    return "profile" if options.profile else contract.traffic.arrivals.process
 
 
 class _Bench:
@@ -126,8 +135,9 @@ class _Bench:
             why = serial.slo.reasons or (failure_of(serial),)
             return self._result("fail", tuple(f"one request at a time: {text}" for text in why), serial)
         burst = await m.closed("burst", "burst", o.num_burst)
-        process = self._contract.traffic.arrivals.process
+        process = _process(self._contract, o)
         if process in _OWN_LOADS:
+            self._note_length(process)
             own = await m.own_load(process)
             return self._result("void" if own.void else own.slo.verdict, own.void or own.slo.reasons, own)
         peak_qps = self._contract.traffic.qps.peak if o.peak_qps is None else o.peak_qps
@@ -144,6 +154,17 @@ class _Bench:
         if peak.void:
             return self._result("void", peak.void, peak)
         return self._result(peak.slo.verdict, peak.slo.reasons, peak)
+
+    def _note_length(self, process: str) -> None:
+        profile = self._contract.traffic.rate_profile
+        if process != "profile" or profile is None:
+            return
+        whole_s, left_s = profile_s(profile), self._measurer.own_window_s
+        if whole_s > left_s:
+            self._notes.append(
+                f"the budget leaves {left_s:.0f} s for a rate profile of {whole_s:.0f} s: give it more time, or the "
+                "profile a smaller time_scale"
+            )
 
     async def _usable_renderer(self) -> Renderer:
         """Chats where the target has them, else texts, else token ids: whatever gives exact lengths."""

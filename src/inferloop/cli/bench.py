@@ -24,6 +24,7 @@ from inferloop.cli.common import (
 )
 from inferloop.cli.compat import CompatOption, check_compat, compat_json, print_compat
 from inferloop.cli.engines import VenvOption
+from inferloop.core.errors import UsageError
 
 if TYPE_CHECKING:
     from inferloop.bench.result import BenchResult
@@ -54,6 +55,9 @@ def bench(
         float | None, typer.Option(min=0.0, help="Rate to judge at; default: the contract's peak.", show_default=False)
     ] = None,
     seed: SeedOption = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Play the contract's rate_profile instead of searching; judge over it.")
+    ] = False,
     rho: Annotated[
         float, typer.Option(min=0.05, max=0.99, help="Share of its capacity a replica is loaded to at the peak.")
     ] = 0.7,
@@ -95,6 +99,8 @@ def bench(
     tools = check_compat(compat)
     loaded = load(contract)
     seed = chosen_seed(seed)
+    if profile and loaded.traffic.rate_profile is None:
+        raise UsageError(f"--profile plays traffic.rate_profile, and {contract} has none")
     options = BenchOptions(
         seed=seed,
         budget_s=budget_s,
@@ -102,6 +108,7 @@ def bench(
         peak_qps=peak,
         ignore_eos=ignore_eos,
         fresh_cache=fresh_cache,
+        profile=profile,
     )
     told = {"contract_text": contract.read_text(), "target": target, "insecure": insecure}
 
@@ -133,7 +140,8 @@ def bench(
     else:
         show(result, sizing, report)
         print_compat(tools, measured)
-    raise typer.Exit(EXIT_BY_VERDICT.get(result.verdict, 1) or (0 if sizing.fits else 1))
+    must_fit = not result.sets_own_rate  # else no capacity was looked for, and nothing can be sized
+    raise typer.Exit(EXIT_BY_VERDICT.get(result.verdict, 1) or (0 if sizing.fits or not must_fit else 1))
 
 
 class _Bars:

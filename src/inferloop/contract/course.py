@@ -84,10 +84,24 @@ def course_of_ramp(ramp: Ramp) -> Course:
 
 def course_of_profile(profile: RateProfile) -> Course:
     """The profile's course with a mean of 1. Raises ContractError with file and line."""
+    return Piecewise(_shares(profile), holds=False)
+
+
+def profile_s(profile: RateProfile) -> float:
+    """How long it takes to play. Raises ContractError with file and line."""
+    return _shares(profile)[-1][0]
+
+
+def highest_share(profile: RateProfile) -> float:
+    """The highest rate over the mean. Raises ContractError with file and line."""
+    return max(share for _, share in _shares(profile))
+
+
+def _shares(profile: RateProfile) -> list[tuple[float, float]]:
     points = read_profile(Path(profile.path))
     area = sum((t1 - t0) * (y0 + y1) / 2 for (t0, y0), (t1, y1) in pairwise(points))
     mean = area / points[-1][0]
-    return Piecewise([(t * profile.time_scale, y / mean) for t, y in points], holds=False)
+    return [(t * profile.time_scale, y / mean) for t, y in points]
 
 
 def read_profile(path: Path) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inferloop.contract.archetypes import PROFILES
+from inferloop.contract.course import highest_share
 from inferloop.contract.distributions import percentile_key
 from inferloop.contract.quantile import QuantileFunction
 from inferloop.contract.workload import PRECISIONS, Contract, Distribution, Precision, TrafficClass
@@ -20,6 +21,7 @@ SAMPLES_PER_TAIL = 6.64
 """Requests needed to certify the p-quantile, times 1 - p: one request may be over and it still holds with 99 %
 confidence (binomial early stopping, as in MLPerf LoadGen)."""
 LONG_TAIL = 4.0
+_PEAK_TOLERANCE = 0.05
 MIX_TOLERANCE = 0.25
 _LIKE_A_PRECISION = re.compile(r"(fp|bf|int|q)\d+(_\w+)?")
 
@@ -57,9 +59,14 @@ def _headroom(contract: Contract) -> Iterator[Finding]:
         yield Finding("warning", "no-peak", "traffic.qps", text)
     elif qps.peak == qps.p95:
         yield Finding("note", "no-peak", "traffic.qps", f"peak equals p95 ({qps.p95:g}); is that the highest minute?")
-    if contract.traffic.rate_profile:
-        text = "the search for the capacity offers steady rates; the profile is a workload of its own"
+    profile = contract.traffic.rate_profile
+    if profile:
+        text = "the search for the capacity offers steady rates; `bench --profile` plays the profile"
         yield Finding("note", "profile-apart", "traffic.rate_profile", text)
+        highest = qps.avg * highest_share(profile)
+        if highest > qps.peak * (1 + _PEAK_TOLERANCE):
+            text = f"with its mean at {qps.avg:g} it rises to {highest:.3g}, above the peak that the fleet is sized for"
+            yield Finding("warning", "profile-above-peak", "traffic.qps.peak", text)
     if contract.traffic.arrivals.process == "trace":
         text = "the trace has its own rates and lengths; qps and tokens here describe it to people and to the sizing"
         yield Finding("note", "trace-has-rates", "traffic.arrivals", text)

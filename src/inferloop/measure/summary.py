@@ -31,7 +31,7 @@ __all__ = [
     "token_rate",
 ]
 
-Mode = Literal["serial", "burst", "open"]
+Mode = Literal["serial", "burst", "open", "closed"]
 _RESPONSE = ("ttft_ms", "ttfat_ms", "ttlt_ms")
 _RATE_CELLS = 64
 """Of equal length, that the time of the completions is cut into for their rate's interval."""

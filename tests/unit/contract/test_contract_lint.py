@@ -78,12 +78,20 @@ def test_p99_says_what_it_takes() -> None:
     assert message == "p99 takes about 664 requests to certify, 6 min at the average rate"
 
 
+def test_a_profile_that_rises_above_the_peak_is_told(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("seconds,qps\n0,1\n10,1\n20,7\n30,1\n")
+    short = {"model": "m", "input_tokens": 9, "output_tokens": 9, "rate_profile": "p.csv"}
+    for peak, rules in ((6.0, ["profile-above-peak"]), (7.0, [])):
+        found = lint(parse({**short, "qps": {"avg": 3.0, "peak": peak}}, base=tmp_path))
+        assert [f.rule for f in found if f.rule == "profile-above-peak"] == rules
+
+
 def test_warnings_come_first() -> None:
     severities = [f.severity for f in lint(contract(qps=2, slo={}, archetype="batch"))]
     assert severities == sorted(severities, reverse=True) and "note" in severities
 
 
-@pytest.mark.parametrize("name", ["assistant", "agent", "batch"])
+@pytest.mark.parametrize("name", ["assistant", "agent", "batch", "desk", "recorded"])
 def test_shipped_contracts_load_without_a_warning(name: str) -> None:
     shipped = load(CONTRACTS / f"{name}.yaml")
     assert shipped.quality is not None and load_suite(Path(shipped.quality.suite)).cases
