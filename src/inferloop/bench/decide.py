@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inferloop.measure.crossing import Crossing
-from inferloop.measure.frontier import Frontier, FrontierPoint
+from inferloop.measure.frontier import CLOSE, Frontier, FrontierPoint
 from inferloop.measure.quantiles import CONFIDENCE, binomial_cdf
 
 Role = Literal["scout", "certified"]
@@ -29,8 +29,6 @@ _NEAR = 1.3
 _BELOW = _ABOVE = 1.12
 """How far from the edge the certified points lie: nearer, neither could be certain; further, they tell less of it."""
 _FURTHER = 1.1
-_APART = 1.6
-"""Certified points further from each other do not bracket it."""
 _NUM_CERTIFIED = 2
 _SCOUT_SHARE = 0.35
 _NUM_SCOUTS = 4
@@ -132,7 +130,7 @@ def _certify(frontier: Frontier, num_left: int, left_s: float, limits: Limits) -
     found = frontier.edge()
     low, high = _bracket(points)
     edge = found.qps if found is not None else math.sqrt((low or high or 1.0) * (high or low or 1.0))
-    has_low = capacity.low > 0 and edge / capacity.low <= _APART
+    has_low = capacity.low > 0 and edge / capacity.low <= CLOSE
     has_high = capacity.high is not None
     is_over = _is_bracketed(frontier)
     if is_over and (found is None or found.half_width <= AIM):
@@ -180,7 +178,7 @@ def _below(edge: float, found: Crossing | None, left_s: float, limits: Limits) -
     )
     expected = (math.sqrt(most + 1.25) - 0.5) ** 2  # of which one standard deviation more is `most` + 1
     headroom = math.log(expected / n) / math.log(limits.tail) - 1
-    return min(edge / _BELOW, max(edge + headroom / found.slope, edge / _APART))
+    return min(edge / _BELOW, max(edge + headroom / found.slope, edge / CLOSE))
 
 
 def _long(frontier: Frontier) -> Frontier:
@@ -190,7 +188,7 @@ def _long(frontier: Frontier) -> Frontier:
 def _is_bracketed(frontier: Frontier) -> bool:
     """By certified points that lie close enough together."""
     capacity = _long(frontier).capacity()
-    return capacity.low > 0 and capacity.high is not None and capacity.high / capacity.low <= _APART
+    return capacity.low > 0 and capacity.high is not None and capacity.high / capacity.low <= CLOSE
 
 
 def _bracket(points: Sequence[FrontierPoint]) -> tuple[float | None, float | None]:

@@ -11,6 +11,8 @@ from inferloop.measure.crossing import Crossing, Level, crossing
 from inferloop.measure.sustained import Sustained, is_saturated, sustained_rate
 from inferloop.measure.verdict import Verdict
 
+CLOSE = 1.6
+"""Certified rates further from each other do not bracket a capacity."""
 _DRIFTS = 2.0
 """Standard deviations of the service's speed."""
 
@@ -108,12 +110,19 @@ class Frontier:
         )
 
     def _believed(self) -> list[FrontierPoint]:
-        """Without the scouts that passed where a longer level did, or failed where one did: the highest of many short
-        levels that passed is the luckiest of them."""
-        sides = {p.verdict for p in self.points if not p.is_scout}
-        top = min((p.offered_qps for p in self.points if not p.is_scout and p.verdict == "fail"), default=math.inf)
-        bottom = max((p.offered_qps for p in self.points if not p.is_scout and p.verdict == "pass"), default=0.0)
-        return [p for p in self.points if not p.is_scout or (p.verdict not in sides and bottom <= p.offered_qps <= top)]
+        """Without the scouts that pass above a longer level that failed, or fail below one that passed; without any
+        where longer ones lie close on both sides: the highest of many short levels that passed is the luckiest."""
+        long = [p for p in self.points if not p.is_scout]
+        top = min((p.offered_qps for p in long if p.verdict == "fail"), default=math.inf)
+        bottom = max((p.offered_qps for p in long if p.verdict == "pass"), default=0.0)
+        if bottom <= top <= CLOSE * bottom:
+            return long
+        return [
+            p
+            for p in self.points
+            if not p.is_scout
+            or not ((p.verdict == "pass" and p.offered_qps > top) or (p.verdict == "fail" and p.offered_qps < bottom))
+        ]
 
     def sustained(self) -> Sustained | None:
         """What is completed of more than that; None where no level was given more."""
