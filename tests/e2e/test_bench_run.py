@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,8 +32,10 @@ from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.slo import Objective, Slo
 from inferloop.fleet.act.process import ReplicaProcess
 from inferloop.measure.timing import RequestTiming
+from inferloop.measure.verdict import judge
 from inferloop.records.run import RunRecord, RunWriter, open_run
 
+OnlyBusy = Callable[[Sequence[str]], bool]
 INPUT = Distribution(((0.5, 60.0), (0.95, 90.0)))
 OUTPUT = Distribution(((0.5, 4.0), (0.95, 8.0)))
 
@@ -129,7 +131,7 @@ async def test_a_service_that_misses_alone_is_not_searched(tmp_path: Path) -> No
     assert result.capacity.qps == 0.0
 
 
-async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path) -> None:
+async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path, only_busy: OnlyBusy) -> None:
     options = replace(FAST, num_points=0, budget_s=60.0)
     async with scripted(tmp_path, "ttft_ms=50", "tpot_ms=20", "max_concurrency=1") as url:
         with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
@@ -137,8 +139,8 @@ async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path) -> None:
             writer.finish(result.as_summary())
     assert result.verdict == "fail"
     burst = result.points[1]
-    own = [w for w in burst.void if "loop was" not in w and "late" not in w]  # of a busy machine
-    assert (burst.mode, own, burst.summary.num_censored) == ("burst", [], 0)
+    assert not burst.void or only_busy(burst.void)
+    assert (burst.mode, burst.summary.num_censored) == ("burst", 0)
     assert burst.verdict in ("not judged", "void")
     assert burst.as_json()["slo"] is None
     assert any("hopeless" in note for note in result.points[-1].notes)
@@ -228,7 +230,7 @@ async def run_with(tmp_path: Path, shaped: Contract, options: BenchOptions = FAS
     return result, open_run(writer.path)
 
 
-async def test_a_trace_is_one_point_with_its_own_times_and_lengths(tmp_path: Path) -> None:
+async def test_a_trace_is_one_point_with_its_own_times_and_lengths(tmp_path: Path, only_busy: OnlyBusy) -> None:
     rows = [(i * 20, 300 + i, 2 + i % 5, [1, 2] if i % 2 else [1]) for i in range(150)]
     lines = [{"timestamp": t, "input_length": n, "output_length": m, "hash_ids": ids} for t, n, m, ids in rows]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -242,7 +244,9 @@ async def test_a_trace_is_one_point_with_its_own_times_and_lengths(tmp_path: Pat
     assert [(t.num_input_tokens, t.num_output_tokens) for t in sent] == [(n, m) for _, n, m, _ in rows]
     first = sent[0].t_intended_ns or 0
     assert [(t.t_intended_ns or 0) - first for t in sent] == [t * 500_000 for t, *_ in rows]
-    assert result.verdict == "pass", result.reasons
+    void = result.judged.void
+    assert result.verdict == ("void" if void else judge(shaped.slo, sent).verdict)
+    assert not void or only_busy(void)
 
 
 async def test_users_who_wait_are_one_point(tmp_path: Path) -> None:
@@ -256,7 +260,7 @@ async def test_users_who_wait_are_one_point(tmp_path: Path) -> None:
     assert max(overlap) <= 4
 
 
-async def test_conversations_grow_over_http(tmp_path: Path) -> None:
+async def test_conversations_grow_over_http(tmp_path: Path, only_busy: OnlyBusy) -> None:
     flow = replace(
         contract(peak=40.0, reuse=0.4).traffic,
         turns=Distribution(((0.5, 3.0),)),
@@ -266,7 +270,7 @@ async def test_conversations_grow_over_http(tmp_path: Path) -> None:
         tmp_path, replace(contract(peak=40.0), traffic=flow), replace(FAST, num_points=0, budget_s=20.0)
     )
     peak = result.points[-1]
-    assert not peak.void, peak.void
+    assert not peak.void or only_busy(peak.void)
     talks: dict[int, list[RequestTiming]] = {}
     for row in record.rows:
         if row.point == "peak" and row.timing.session is not None:
