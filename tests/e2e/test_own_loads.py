@@ -84,7 +84,7 @@ def test_no_profile_is_told_before_anything_starts(tmp_path: Path, contract_file
 
 
 def test_an_agents_loop_is_told_from_its_first_question_to_its_last_answer(tmp_path: Path) -> None:
-    told = bench(tmp_path, CONTRACTS / "agent.yaml", "--points", "0", "--budget-s", "30", "--peak", "8")
+    told = bench(tmp_path, CONTRACTS / "agent.yaml", "--points", "0", "--budget-s", "20", "--peak", "8")
     point, rows = told.point, told.points["peak"]
     loops: dict[int, list[RequestTiming]] = {}
     for t in rows:
