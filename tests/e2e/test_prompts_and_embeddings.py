@@ -29,7 +29,9 @@ def model(embedded_model: ModelFiles) -> str:
 
 async def scores(client: openai.AsyncOpenAI, model: str, prompt: str) -> list[float]:
     """Of the prompt's tokens from the second on."""
-    answer = await client.completions.create(model=model, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
+    answer = await client.completions.create(
+        model=model, prompt=prompt, echo=True, logprobs=1, max_tokens=1, temperature=0
+    )
     choice = answer.choices[0]
     assert choice.text.startswith(prompt) and choice.logprobs is not None and answer.usage is not None
     logprobs = choice.logprobs

@@ -34,6 +34,7 @@ class CountingHandle:
     ready: list[int] = field(default_factory=list)
     ended: Literal["stop", "length", "error"] | None = None
     cancelled: bool = False
+    begun: bool = False
 
     def step(self) -> None:
         if self.ended is None and not self.cancelled:
@@ -75,6 +76,16 @@ class CountingPipeline:
             raise RuntimeError(self.fails)
         for handle in self.handles:
             handle.step()
+
+
+class StallingPipeline(CountingPipeline):
+    """Gives a request its first token and never another."""
+
+    def step(self) -> None:
+        for handle in self.handles:
+            if not handle.begun:
+                handle.begun = True
+                handle.step()
 
 
 @contextlib.asynccontextmanager
@@ -211,7 +222,7 @@ async def test_no_room_and_a_failure_are_errors_of_the_engine() -> None:
 
 
 async def test_stopping_ends_what_runs() -> None:
-    async with running(CountingPipeline()) as generator:
+    async with running(StallingPipeline()) as generator:
         stream = generator.generate(request("\x01", max_tokens=60, ignore_eos=True))
         await anext(stream)
         await asyncio.to_thread(generator.stop)
