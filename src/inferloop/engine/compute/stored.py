@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from io import FileIO
 from typing import Any
 
 import numpy as np
@@ -29,16 +31,27 @@ def stored_rows(info: TensorInfo, begin: int = 0, end: int | None = None) -> NDA
     type that is not in READABLE.
     """
     check_readable(info)
-    num_rows = int(np.prod(info.shape[:-1], dtype=np.int64))
-    row_bytes = info.num_bytes // max(num_rows, 1)
-    wanted = ((num_rows if end is None else end) - begin) * row_bytes
+    end = info.num_rows if end is None else end
+    out = np.empty((end - begin, info.row_bytes), np.uint8)
     try:
-        stored = np.fromfile(info.file, np.uint8, wanted, offset=info.offset + begin * row_bytes)
+        with info.file.open("rb", buffering=0) as file:
+            _read_into(file, out, info.offset + begin * (info.stride or info.row_bytes), info.stride)
     except OSError as problem:
         raise ModelFileError(f"{info.file}: tensor {info.name} cannot be read: {problem}") from problem
-    if len(stored) < wanted:
-        raise ModelFileError(f"{info.file}: tensor {info.name} cannot be read: the file ends within it")
-    return stored.reshape(-1, row_bytes)
+    except EOFError:
+        raise ModelFileError(f"{info.file}: tensor {info.name} cannot be read: the file ends within it") from None
+    return out
+
+
+def _read_into(file: FileIO, out: NDArray[np.uint8], offset: int, stride: int) -> None:
+    """Rows that follow one another at once, those that are `stride` apart one by one. Raises EOFError."""
+    for i, piece in enumerate(out if stride else [out.reshape(-1)]):
+        left, at = memoryview(piece), offset + i * stride
+        while left:  # the system hands out two gigabytes at most
+            num = os.preadv(file.fileno(), [left], at)
+            if not num:
+                raise EOFError
+            left, at = left[num:], at + num
 
 
 def values_of(dtype: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:

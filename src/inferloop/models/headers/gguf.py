@@ -14,6 +14,7 @@ from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
 from inferloop.models.headers.bounded import BoundedReader
+from inferloop.models.headers.dtypes import GGML_TYPES
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
@@ -33,31 +34,6 @@ _SCALARS = {
 _MAX_NAME_BYTES = 65_535
 _MAX_DIMS = 4
 _MAX_ARRAY_DEPTH = 4
-
-BLOCK_LAYOUTS: dict[int, tuple[str, int, int]] = {
-    0: ("fp32", 1, 4),
-    1: ("fp16", 1, 2),
-    2: ("q4_0", 32, 18),
-    3: ("q4_1", 32, 20),
-    6: ("q5_0", 32, 22),
-    7: ("q5_1", 32, 24),
-    8: ("q8_0", 32, 34),
-    10: ("q2_k", 256, 84),
-    11: ("q3_k", 256, 110),
-    12: ("q4_k", 256, 144),
-    13: ("q5_k", 256, 176),
-    14: ("q6_k", 256, 210),
-    15: ("q8_k", 256, 292),
-    20: ("iq4_nl", 32, 18),
-    23: ("iq4_xs", 256, 136),
-    24: ("int8", 1, 1),
-    25: ("int16", 1, 2),
-    26: ("int32", 1, 4),
-    27: ("int64", 1, 8),
-    28: ("fp64", 1, 8),
-    30: ("bf16", 1, 2),
-}
-"""GGML type id -> (name, elements per block, bytes per block)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +152,9 @@ def _tensor(reader: BoundedReader) -> GgufTensor:
     dims = tuple(int(reader.number(_U64, f"a dimension of {name}")) for _ in range(num_dims))
     kind = int(reader.number(_U32, f"the type of {name}"))
     offset = int(reader.number(_U64, f"the offset of {name}"))
-    if kind not in BLOCK_LAYOUTS:
+    if kind not in GGML_TYPES:
         raise reader.fail(f"tensor {name} has the unknown type {kind}")
-    dtype, block, block_bytes = BLOCK_LAYOUTS[kind]
+    dtype, block, block_bytes = GGML_TYPES[kind]
     num_elements = 1
     for dim in dims:
         num_elements *= dim

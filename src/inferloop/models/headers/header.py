@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from inferloop.core.errors import ModelFileError
 from inferloop.core.shape import ModelShape
+from inferloop.models.headers.dtypes import block_of
 from inferloop.models.headers.structure import RopeSpec, Structure
+
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,7 @@ class TensorInfo:
     `interleaved_heads` h > 0: the rows are stored head by head with rotary pairs side by side (2i, 2i + 1), as GGUF
     does for q and k of some families. The loader restores halves side by side (i, i + dim / 2) with
     rows.reshape(h, head_dim // 2, 2, -1).swapaxes(1, 2).reshape(h * head_dim, -1).
+    `stride` > 0: bytes from one row to the next, of which only the first belong to this tensor, a part of a wider one.
     """
 
     name: str
@@ -27,6 +33,63 @@ class TensorInfo:
     offset: int
     num_bytes: int
     interleaved_heads: int = 0
+    stride: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """As they lie in the file; a vector is one row."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.num_bytes // max(self.num_rows, 1)
+
+    def part(self, rows: slice = _ALL, columns: slice = _ALL) -> TensorInfo:
+        """A matrix of some neighbouring rows and columns of this one, or a vector of some `rows` of this one: where
+        they lie, so that they are read without the rest.
+
+        Raises ModelFileError for columns that cut a quantized block, or rows that cut a head of interleaved rows.
+        """
+        assert 1 <= len(self.shape) <= 2 and not self.stride, "parts are of whole matrices and vectors"
+        if len(self.shape) == 1:
+            return self._columns(rows)
+        first, end = _bounds(rows, self.shape[0])
+        heads, each = self.interleaved_heads, self.shape[0] // max(self.interleaved_heads, 1)
+        if heads and (first % each or end % each):
+            raise self._cut("rows", first, end, f"heads of {each}")
+        found = replace(
+            self,
+            shape=(end - first, self.shape[1]),
+            offset=self.offset + first * self.row_bytes,
+            num_bytes=(end - first) * self.row_bytes,
+            interleaved_heads=(end - first) // each if heads else 0,
+        )
+        return found._columns(columns)
+
+    def _columns(self, columns: slice) -> TensorInfo:
+        first, end = _bounds(columns, self.shape[-1])
+        block, block_bytes = block_of(self.dtype)
+        if first % block or end % block:
+            raise self._cut("columns", first, end, f"blocks of {block}")
+        num_bytes = (end - first) // block * block_bytes
+        return replace(
+            self,
+            shape=(*self.shape[:-1], end - first),
+            offset=self.offset + first // block * block_bytes,
+            num_bytes=self.num_rows * num_bytes,
+            stride=self.row_bytes if num_bytes < self.row_bytes and self.num_rows > 1 else 0,
+        )
+
+    def _cut(self, what: str, first: int, end: int, into: str) -> ModelFileError:
+        return ModelFileError(
+            f"{self.file}: tensor {self.name} cannot be cut into {what} {first} to {end}: it has {into} {self.dtype}"
+        )
+
+
+def _bounds(part: slice, size: int) -> tuple[int, int]:
+    first, end, step = part.indices(size)
+    assert step == 1 and first < end, "a part is some neighbours"
+    return first, end
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,23 +7,10 @@ import struct
 from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
+from inferloop.models.headers.dtypes import SAFETENSORS_TYPES
 from inferloop.models.headers.header import TensorInfo
 
 _MAX_HEADER_BYTES = 100_000_000
-_DTYPES = {
-    "F64": ("fp64", 8),
-    "F32": ("fp32", 4),
-    "F16": ("fp16", 2),
-    "BF16": ("bf16", 2),
-    "F8_E4M3": ("fp8", 1),
-    "F8_E5M2": ("fp8_e5m2", 1),
-    "I64": ("int64", 8),
-    "I32": ("int32", 4),
-    "I16": ("int16", 2),
-    "I8": ("int8", 1),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
-}
 
 
 def read_safetensors(path: Path) -> dict[str, TensorInfo]:
@@ -68,13 +55,13 @@ def _tensor(path: Path, name: str, entry: object, start: int, size: int) -> Tens
     if not isinstance(entry, dict):
         raise fail("is not described by an object")
     dtype, shape, offsets = entry.get("dtype"), _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in SAFETENSORS_TYPES:
         raise fail(f"has the unknown dtype {dtype!r}")
     if shape is None or len(shape) > 8:
         raise fail("has no sound shape")
     if offsets is None or len(offsets) != 2:
         raise fail("has no sound data_offsets")
-    short, width = _DTYPES[dtype]
+    short, width = SAFETENSORS_TYPES[dtype]
     num_bytes = width
     for dim in shape:
         num_bytes *= dim
