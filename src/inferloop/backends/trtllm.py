@@ -35,7 +35,7 @@ CAPABILITIES = {
 def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
     """A server for one model directory. It takes precision from the checkpoint, and no seed or KV format as flags."""
     check_share(NAME, options)
-    if options.weights not in (None, "bf16", options.files.header.stored_precision):
+    if options.weights not in (None, options.files.header.stored_precision):
         instead = "weights stay as the checkpoint stores them; quantize it with NVIDIA's own tool"
         raise refuse(NAME, "model.precision", options.weights, instead)
     if options.activations not in (None, options.weights):

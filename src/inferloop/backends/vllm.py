@@ -63,6 +63,9 @@ def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
         raise refuse(NAME, "activations in", options.activations, "they are kept as the weights are")
     if options.kv not in _KV and options.kv != options.weights:
         raise refuse(NAME, "KV in", options.kv, "it is kept as the weights are, or in fp8")
+    weights = options.weights or options.files.header.stored_precision
+    if options.kv == "bf16" and weights in ("fp16", "fp32"):
+        raise refuse(NAME, "KV in", "bf16", f"it is kept in what it computes in, which is not bf16 for {weights}")
     argv = (
         _command(here, options)
         .set("served-model-name", options.model_id)

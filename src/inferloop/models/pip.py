@@ -15,6 +15,7 @@ from inferloop.core.errors import EnvironmentLacksError
 
 _POLL_S = 0.1
 _BROKEN = re.compile(r"after connection broken by '(.*?)'\)?': ")
+_NO_PIP = "No module named pip"
 _DIE_WITH_PARENT = """
 import ctypes, os, sys
 try:
@@ -71,6 +72,11 @@ def download_wheel(wheel: Wheel, scratch: Path, progress: Callable[[int], None],
         process.kill()
         process.wait()
         raise
+    if code != 0 and _NO_PIP in _text(log):
+        raise EnvironmentLacksError(
+            f"{pip.argv[0]} has no pip, which downloads {wheel.requirement}",
+            fix="Put one into this environment: python -m ensurepip, or uv pip install pip where uv made it.",
+        )
     if code != 0:
         raise EnvironmentLacksError(
             f"pip could not download {wheel.requirement}: {_last_line(log)}",
@@ -94,8 +100,12 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
+def _text(log: Path) -> str:
+    return log.read_text("utf-8", errors="replace")
+
+
 def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in _text(log).splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
     last = (errors or lines or ["it said nothing"])[-1]
     broken = [found[1] for line in lines if (found := _BROKEN.search(line))]

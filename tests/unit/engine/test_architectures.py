@@ -16,6 +16,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import ModelFileError
@@ -389,6 +390,29 @@ def test_a_gguf_of_gemma2_is_the_same_model(random_model: RandomModel, tmp_path:
     path = tmp_path / "tiny.gguf"
     write_gguf(model, path, gguf.MODEL_ARCH.GEMMA2, edit=edit)
     assert_same(run(load(path), 64)[0], logits_of(model))
+
+
+def test_what_the_first_files_of_gemma2_leave_out_is_as_all_have_it(random_model: RandomModel, tmp_path: Path) -> None:
+    """llama.cpp's converter wrote neither caps nor window at first."""
+    model = random_model(tmp_path, "gemma2", **{**GEMMA, "query_pre_attn_scalar": 32, "sliding_window": 4096})
+    path = tmp_path / "tiny.gguf"
+    write_gguf(model, path, gguf.MODEL_ARCH.GEMMA2)
+    header = read_header(path)
+    assert header.structure.windows == (4096, None)
+    assert_same(run(load(path), 64)[0], logits_of(model))
+
+
+def test_a_window_that_mistral_does_not_say_is_not_one_that_it_denies(
+    random_model: RandomModel, tmp_path: Path
+) -> None:
+    random_model(tmp_path, "mistral", sliding_window=None)
+    assert read_header(tmp_path).structure.windows == ()
+    file = tmp_path / "config.json"
+    said = json.loads(file.read_text())
+    del said["sliding_window"]
+    file.write_text(json.dumps(said))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).sliding_window
+    assert read_header(tmp_path).structure.windows == (theirs, theirs) == (4096, 4096)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, processors
 
 from inferloop.core.errors import ModelFileError, RequestError
 from inferloop.engine.text.codec import Codec
@@ -37,6 +38,21 @@ def test_a_completion_of_the_rendered_chat_has_the_same_ids(tiny_directory: Call
     assert codec.template is not None
     assert codec.encode_text(codec.template.render(HI)) == codec.encode_chat(HI)
     assert codec.encode_text("hi") == (BOS, ord("h"), ord("i"))
+
+
+def test_an_end_token_behind_texts_is_no_bos(tiny_directory: Callable[..., Path]) -> None:
+    """As tokenizers of embedding models have it."""
+    folder = tiny_directory(adds_bos=False)
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
+    inner.save(str(folder / "tokenizer.json"))
+    codec = codec_of(folder)
+    assert (codec.encode_text("hi"), codec.tokenizer.bos_token_id) == ((ord("h"), ord("i")), BOS)
+
+
+def test_the_tokenizers_own_end_token_ends_answers_too(tiny_directory: Callable[..., Path]) -> None:
+    """Who trains a chat model from a base model often changes that alone."""
+    assert codec_of(tiny_directory(eos_token_id=7)).tokenizer.eos_token_ids == (7, EOS)
 
 
 def test_no_bos_appears_where_the_models_texts_have_none(tiny_directory: Callable[..., Path]) -> None:

@@ -93,6 +93,25 @@ def test_rope_scaling_variants_are_read(tiny_directory: Write, config: Any, expe
     assert {name: getattr(rope, name) for name in expected} == expected
 
 
+def test_yarn_added_by_hand_lengthens_the_context(tiny_directory: Write) -> None:
+    """As model cards have it: factor and original length, and max_position_embeddings as it was."""
+    by_hand = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert read_header(tiny_directory("a", rope_scaling=by_hand)).shape.context_length == 256
+    assert read_header(tiny_directory("b", rope_parameters=by_hand)).shape.context_length == 256
+    trained = tiny_directory("c", rope_scaling=by_hand, max_position_embeddings=256)
+    assert read_header(trained).shape.context_length == 256
+    unsaid = tiny_directory("d", rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    assert read_header(unsaid).shape.context_length == 64
+
+
+def test_a_whole_file_goes_before_others_beside_it(tiny_directory: Write) -> None:
+    """Repositories keep a second form of the same weights there, or adapters."""
+    folder = tiny_directory()
+    before = read_header(folder)
+    save_file({"model.norm.weight": np.ones(16, np.float32)}, str(folder / "consolidated.safetensors"))
+    assert read_header(folder).tensors == before.tensors
+
+
 def test_the_text_part_of_a_nested_config_is_read(tiny_directory: Write) -> None:
     folder = tiny_directory(prefix="language_model.")
     config = json.loads((folder / "config.json").read_text())

@@ -126,6 +126,14 @@ def test_a_lost_connection_is_told_beside_pips_last_line(shelf: Shelf, tmp_path:
     assert "object at" not in str(caught.value)
 
 
+def test_an_environment_without_pip_is_told_how_to_get_one(shelf: Shelf, tmp_path: Path) -> None:
+    """As uv makes them: the index is not to blame."""
+    none = PipCommand(argv=(sys.executable, "-c", "raise SystemExit('/x/python: No module named pip')"))
+    with pytest.raises(EnvironmentLacksError, match="has no pip") as caught:
+        fetch(shelf.known, tmp_path, pip=none)
+    assert caught.value.fix is not None and "uv pip install pip" in caught.value.fix
+
+
 def test_a_pip_that_is_not_there_or_brings_nothing_is_told(shelf: Shelf, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacksError, match="pip"):
         fetch(shelf.known, tmp_path, pip=PipCommand(argv=("/nonexistent/pip",)))

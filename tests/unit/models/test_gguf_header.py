@@ -72,6 +72,36 @@ def test_the_stated_interleaving_is_undone_by_the_documented_formula(embedded_mo
     assert undone[64] == 64
 
 
+@pytest.mark.parametrize(
+    ("said", "type_of", "expected"),
+    [
+        ("<end_of_turn>", 3, (257, 2)),
+        ("<|eot_id|>", 4, (257, 2)),
+        ("<|endoftext|>", 3, (257, 2)),
+        ("<|im_start|>", 3, (257,)),
+        ("<|eot_id|>", 1, (257,)),
+    ],
+)
+def test_ends_of_turns_that_a_file_does_not_name_are_found_by_their_text(
+    said: str, type_of: int, expected: tuple[int, ...], tiny_gguf: Callable[..., Path]
+) -> None:
+    """As converters leave them: Gemma's files name <eos> alone, early ones of Llama 3 the end of texts."""
+    tokens = [chr(0x4E00 + i) for i in range(257)] + ["<end>"]
+    tokens[2] = said
+
+    def edit(writer: Any, unknown: int | None = None) -> None:
+        writer.kv_data[0].pop("tokenizer.ggml.tokens")
+        writer.kv_data[0].pop("tokenizer.ggml.token_type")
+        writer.add_token_list(tokens)
+        writer.add_token_types([1, 1, type_of, *[1] * 254, 3])
+        if unknown is not None:
+            writer.add_unk_token_id(unknown)
+
+    assert read_header(tiny_gguf(edit=edit)).eos_token_ids == expected
+    other = tiny_gguf("unknown.gguf", edit=lambda writer: edit(writer, 2))
+    assert read_header(other).eos_token_ids == (257,), "what stands for unknown text ends none"
+
+
 def test_kv_heads_given_per_layer_are_not_read_as_one_number(tiny_gguf: Callable[..., Path]) -> None:
     path = tiny_gguf(kv_heads=[0, 0, 8, 0, 0, 8], num_layers=6, num_heads=8, head_dim=64)
     shape = read_header(path).shape

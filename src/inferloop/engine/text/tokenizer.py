@@ -122,11 +122,13 @@ def _from_directory(files: ModelFiles) -> Tokenizer:
         raise ModelFileError(f"{file}: cannot be read as a tokenizer: {problem}") from problem
     inner.no_truncation()
     inner.no_padding()
-    first = inner.encode("", add_special_tokens=True).ids[:1]
-    bos = first[0] if first else files.header.bos_token_id
     texts = _special_texts(files.path / "tokenizer_config.json")
+    begun = inner.encode("a", add_special_tokens=True)
+    first = begun.ids[0] if begun.special_tokens_mask[:1] == [1] else None  # "a" is none, an end token comes behind it
+    bos = files.header.bos_token_id if first is None else first
     digest = hashlib.sha256(raw + json.dumps(sorted(texts.items())).encode())
-    return _build(files, inner, digest.hexdigest(), bool(first), bos, texts)
+    eos = inner.token_to_id(texts["eos_token"]) if "eos_token" in texts else None
+    return _build(files, inner, digest.hexdigest(), first is not None, bos, texts, eos)
 
 
 def _special_texts(config: Path) -> dict[str, str]:
@@ -141,7 +143,13 @@ def _special_texts(config: Path) -> dict[str, str]:
 
 
 def _build(
-    files: ModelFiles, inner: Inner, digest: str, adds_bos: bool, bos: int | None, texts: Mapping[str, str]
+    files: ModelFiles,
+    inner: Inner,
+    digest: str,
+    adds_bos: bool,
+    bos: int | None,
+    texts: Mapping[str, str],
+    eos_of_tokenizer: int | None = None,
 ) -> Tokenizer:
     rows = files.header.shape.vocab_size
     try:
@@ -149,6 +157,8 @@ def _build(
     except ValueError as problem:
         raise ModelFileError(f"{files.path}: {problem}") from problem
     eos = files.header.eos_token_ids
+    if eos_of_tokenizer is not None and eos_of_tokenizer not in eos:  # all that some chat models change of their base
+        eos = (*eos, eos_of_tokenizer)
     wrong = [i for i in (*eos, *([] if bos is None else [bos])) if i >= rows]
     if wrong:
         raise ModelFileError(f"{files.path}: special token id {wrong[0]} lies outside the vocabulary of {rows}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
@@ -76,6 +76,8 @@ def read_config(path: Path) -> ConfigFacts:
     shape = _shape(fields, family)
     rope, structure = family.read_config(fields, shape)
     _check_activation(fields, structure)
+    if rope.kind == "yarn":
+        shape = replace(shape, context_length=max(shape.context_length, _extended(fields, rope)))
     return ConfigFacts(
         shape=shape,
         rope=rope,
@@ -85,6 +87,14 @@ def read_config(path: Path) -> ConfigFacts:
         eos_token_ids=fields.token_ids("eos_token_id"),
         raw=raw,
     )
+
+
+def _extended(fields: Fields, rope: RopeSpec) -> int:
+    """How long a context may be by YaRN's own words. Model cards have the extension added to a config.json by hand,
+    which leaves the length from before there. 0 where they do not say from what it was extended."""
+    newer = fields.raw("rope_parameters") is not None
+    original = fields.within("rope_parameters" if newer else "rope_scaling").raw("original_max_position_embeddings")
+    return int(rope.factor * rope.original_context_length) if original and rope.original_context_length else 0
 
 
 def _check_activation(fields: Fields, structure: Structure) -> None:

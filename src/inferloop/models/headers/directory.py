@@ -12,7 +12,7 @@ from inferloop.models.headers.header import ModelHeader, TensorInfo, stored_prec
 from inferloop.models.headers.safetensors import read_safetensors
 from inferloop.models.headers.tensors import check_tensors
 
-_INDEX = "model.safetensors.index.json"
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TEXT_PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
@@ -56,9 +56,12 @@ def read_directory(path: Path) -> ModelHeader:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a directory in a fixed order. Raises ModelFileError when there are none."""
-    index = path / _INDEX
+    """The safetensors files of a directory in a fixed order: those of the index, else model.safetensors, else all.
+    Raises ModelFileError when there are none."""
+    whole, index = path / _WHOLE, path / _INDEX
     if not index.is_file():
+        if whole.is_file():
+            return [whole]  # others beside it are the same in another form, or adapters
         found = sorted(path.glob("*.safetensors"))
         if not found:
             raise ModelFileError(f"{path}: holds no *.safetensors file")

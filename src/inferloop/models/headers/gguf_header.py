@@ -40,6 +40,19 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
 """Keys by which relatives of these architectures compute something else, and the values with which they do not."""
 _READ_ELSEWHERE = {"attn_rot_embd"}
 """Tables that old files keep in each layer."""
+_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|endoftext|>",
+)
+"""Tokens that end a turn or a text whatever a file says of them: many name one end token only, and that of texts. Those
+of `special_eog_ids` in llama.cpp that these architectures have."""
+_CONTROL, _USER_DEFINED = 3, 4
+"""Values of tokenizer.ggml.token_type."""
 _MIN_EXPERT_BYTES = 512
 """About what an entry for it takes: a file of many tiny ones would fill the memory."""
 
@@ -65,7 +78,6 @@ def read_gguf(path: Path) -> ModelHeader:
     structure = family.read_gguf(fields, shape, rope)
     tensors = _tensors(file, family, shape)
     check_tensors(path, shape, structure, tensors)
-    eos = (general.token_id(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot", "eom"))
     return ModelHeader(
         shape=shape,
         rope=rope,
@@ -73,7 +85,7 @@ def read_gguf(path: Path) -> ModelHeader:
         tensors=tensors,
         stored_precision=stored_precision(tensors),
         bos_token_id=general.token_id("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
+        eos_token_ids=_end_tokens(general),
         chat_template=general.text("tokenizer.chat_template"),
         tool_chat_template=general.text("tokenizer.chat_template.tool_use"),
         name=general.text("general.name"),
@@ -81,6 +93,17 @@ def read_gguf(path: Path) -> ModelHeader:
         license=general.text("general.license"),
         metadata=file.metadata,
     )
+
+
+def _end_tokens(general: Fields) -> tuple[int, ...]:
+    """Those that the file names first."""
+    named = [general.token_id(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot", "eom")]
+    tokens, types = general.raw("tokenizer.ggml.tokens"), general.raw("tokenizer.ggml.token_type")
+    if isinstance(tokens, list) and isinstance(types, list) and len(tokens) == len(types):
+        unknown = general.token_id("tokenizer.ggml.unknown_token_id")  # which may well be called so
+        special = (i for i, kind in enumerate(types) if kind in (_CONTROL, _USER_DEFINED))
+        named += [i for i in special if tokens[i] in _ENDS and i != unknown]
+    return tuple(dict.fromkeys(i for i in named if i is not None))
 
 
 def _shape(file: GgufFile, family: Family) -> ModelShape:

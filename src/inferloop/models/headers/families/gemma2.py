@@ -13,6 +13,7 @@ from inferloop.models.headers.rope_config import read_rope
 from inferloop.models.headers.structure import RopeSpec, Structure
 
 _LAYERS_OF_27B = 46
+_WINDOW, _ATTENTION_CAP, _FINAL_CAP = 4096, 50.0, 30.0
 
 
 def _config(fields: Fields, shape: ModelShape) -> tuple[RopeSpec, Structure]:
@@ -31,12 +32,12 @@ def _config(fields: Fields, shape: ModelShape) -> tuple[RopeSpec, Structure]:
 
 def _gguf(fields: Fields, shape: ModelShape, rope: RopeSpec) -> Structure:
     """GGUF keeps gains with the 1 added, and says neither the scale of queries, which is another in one size, nor which
-    layers are local."""
+    layers are local. The first files do not say the caps and the window either, which are the same for all."""
     return Structure(
-        windows=alternating(fields, shape, 2),
+        windows=alternating(fields, shape, 2, window=_WINDOW),
         query_scale=gguf_query_scale(shape, _LAYERS_OF_27B),
-        attention_softcap=fields.optional_positive("attn_logit_softcapping"),
-        final_softcap=fields.optional_positive("final_logit_softcapping"),
+        attention_softcap=fields.positive("attn_logit_softcapping", _ATTENTION_CAP),
+        final_softcap=fields.positive("final_logit_softcapping", _FINAL_CAP),
         embedding_scale=math.sqrt(shape.hidden_size),
         activation="gelu_tanh",
         output_norms=True,
@@ -59,9 +60,9 @@ FAMILY = Family(
         "hidden_activation": "gelu_pytorch_tanh",
         "tie_word_embeddings": True,
         "head_dim": 256,
-        "sliding_window": 4096,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
+        "sliding_window": _WINDOW,
+        "attn_logit_softcapping": _ATTENTION_CAP,
+        "final_logit_softcapping": _FINAL_CAP,
         "rms_norm_eps": 1e-6,
     },
     gguf_names=SANDWICH_GGUF_NAMES,

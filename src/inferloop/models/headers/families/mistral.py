@@ -1,4 +1,4 @@
-"""Mistral 7B: llama with a window in every layer, which later versions have left out."""
+"""Mistral 7B: llama with a window in every layer, which later versions say they have not (null)."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def _gguf(fields: Fields, shape: ModelShape, rope: RopeSpec) -> Structure:
     return Structure(windows=of_all_layers(fields, shape, "attention.sliding_window"))
 
 
-FAMILY = Family("mistral", "mistral", _config, _gguf, gguf_interleaved=True)
+FAMILY = Family("mistral", "mistral", _config, _gguf, defaults={"sliding_window": 4096}, gguf_interleaved=True)

@@ -36,9 +36,9 @@ def by_layer_type(fields: Fields, shape: ModelShape, *, is_local: Callable[[int]
     return tuple(window if local else None for local in locals_)
 
 
-def alternating(fields: Fields, shape: ModelShape, pattern: int) -> Windows:
+def alternating(fields: Fields, shape: ModelShape, pattern: int, *, window: int | None = None) -> Windows:
     """GGUF's: every `pattern`-th layer sees everything. `attention.sliding_window_pattern` may say otherwise, with a
-    number or a list of flags."""
+    number or a list of flags. `window`: what a file may leave out."""
     said = fields.raw("attention.sliding_window_pattern")
     if isinstance(said, list):
         if len(said) != shape.num_layers or any(flag not in (0, 1) for flag in said):
@@ -49,5 +49,5 @@ def alternating(fields: Fields, shape: ModelShape, pattern: int) -> Windows:
         locals_ = [(i + 1) % every != 0 for i in range(shape.num_layers)]
     if not any(locals_):
         return ()
-    window = fields.count("attention.sliding_window")
+    window = fields.count("attention.sliding_window", window)
     return tuple(window if local else None for local in locals_)
