@@ -1,4 +1,5 @@
-"""Runs the gateway on the current event loop with uvicorn, on a socket that is bound before anything starts."""
+"""Runs the gateway on the current event loop with uvicorn and the replicas' own HTTP protocol, on a socket that is
+bound before anything starts."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from collections.abc import Iterator
 import uvicorn
 
 from inferloop.fleet.act.gateway.app import Gateway
+from inferloop.fleet.act.gateway.unread import DropUnread
 from inferloop.fleet.act.ports import bind_listener
+from inferloop.serve.http import HttpProtocol
+from inferloop.serve.stream import STALL_S
 
 _BACKLOG = 2048
 
@@ -28,13 +32,16 @@ class GatewayServer:
         self._server, self._task, self.url = server, task, url
 
     @classmethod
-    async def start(cls, gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0) -> GatewayServer:
-        """Listen; port 0 picks a free one. Raises PortInUseError when the address is taken."""
+    async def start(
+        cls, gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0, stall_s: float = STALL_S
+    ) -> GatewayServer:
+        """Listen; port 0 picks a free one. A caller who takes nothing of an answer for `stall_s` is hung up on. Raises
+        PortInUseError when the address is taken."""
         listener = bind_listener(host, port)
         bound_port = listener.getsockname()[1]
         config = uvicorn.Config(
-            gateway,
-            http="httptools",
+            DropUnread(gateway, stall_s),
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
