@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.e2e.prefix_server import Behaviour, prefix_server
 
+from inferloop.bench.compare import CompareOptions, Contender, run_compare
 from inferloop.bench.result import BenchResult
 from inferloop.bench.search import BenchOptions, run_bench
 from inferloop.contract.load import parse
@@ -121,3 +122,27 @@ def test_void_exits_4(tmp_path: Path) -> None:
     summary = json.loads(done.stdout)
     assert summary["verdict"] == "void"
     assert any("prompts have another length at the server" in why for why in summary["reasons"])
+
+
+@pytest.mark.parametrize(("owner", "fresh"), [("vllm", True), ("sglang", True), ("nobody", True), ("vllm", False)])
+async def test_no_window_of_a_comparison_meets_the_cache_of_another(tmp_path: Path, owner: str, fresh: bool) -> None:
+    """One server, twice: by a salt or a flush it may get the same words again, else it gets others."""
+    contract = parse(CONTRACT, base=tmp_path)
+    options = CompareOptions((30.0,), seed=5, num_rounds=2, window_s=0.5, fresh_cache=fresh)
+    with prefix_server(owner=owner) as server, RunWriter(tmp_path / "runs", verb="compare", service="tiny") as writer:
+        contenders = [Contender(name, server.url) for name in ("one", "two")]
+        result = await run_compare(contract, contenders, options, writer)
+        writer.finish(result.as_summary())
+    assert len(result.windows) == 8
+    assert not [text for w in result.windows for text in w.void if "reuse_mismatch" in text]
+    is_salted = owner == "vllm" and fresh
+    assert any("in other words: the same server stands twice" in note for note in result.notes) == (not is_salted)
+    prompts = {w.name: w.prompts for w in result.windows}
+    assert (prompts["self/A1/30/1"] == prompts["self/A2/30/1"]) == is_salted
+    if is_salted:
+        parts = {salt.partition("-")[2].partition("-")[2] for salt in server.salts if salt}
+        assert {w.name for w in result.windows} <= parts, "a salt for each window"
+        assert len({salt for salt in server.salts if salt and salt.endswith("versus/A/30/1")}) == 1
+    else:
+        assert set(server.salts) == {None}
+    assert bool(server.flushed_after) == (owner == "sglang")

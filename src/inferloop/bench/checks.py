@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from inferloop.bench.drive import DriveResult
 from inferloop.bench.render import RenderedRequest
+from inferloop.bench.reuse import reusable_share
 from inferloop.bench.window import TICK_NS
 from inferloop.core.slo import Slo
 from inferloop.core.units import NS_PER_MS, NS_PER_S
@@ -37,10 +38,16 @@ class Checks:
 
 
 def self_checks(
-    result: DriveResult, measured: Sequence[RequestTiming], planned: Sequence[RenderedRequest], slo: Slo, reuse: float
+    result: DriveResult,
+    measured: Sequence[RequestTiming],
+    planned: Sequence[RenderedRequest],
+    slo: Slo,
+    reuse: float,
+    *,
+    cold_voids: bool = True,
 ) -> Checks:
     """`measured` are the point's requests without warm-up; `reuse` is the share of input tokens that this workload
-    repeats."""
+    repeats. `cold_voids`: so does a cache that holds less than it could, which else is noted."""
     late = [_schedule(result, planned), _delay(measured, slo), _lag(result, measured, slo)]
     found = [
         *late,
@@ -51,7 +58,10 @@ def self_checks(
         _clients_fault(result),
         _pool(result),
     ]
-    reused, note = _reuse(measured, reuse, is_told=bool(result.num_telling_cache))
+    reused, note = _reuse(result, measured, planned, reuse)
+    if reused is None and note is None:
+        cold, is_off = _cold(result, measured, planned)
+        reused, note = (cold, None) if cold_voids and not is_off else (None, cold)
     notes = [note] if note else []
     busiest = max((s.cpu_share for s in result.senders), default=0.0)
     if _MUCH_CPU < busiest <= _MOST_CPU:
@@ -177,20 +187,37 @@ def _pool(result: DriveResult) -> str | None:
     return f"{waits} requests waited in the load generator for one of its connections" if waits else None
 
 
-def _reuse(measured: Sequence[RequestTiming], reuse: float, *, is_told: bool) -> tuple[str | None, str | None]:
-    """(void, note). A warmer cache than the contract's flatters; a colder one is what this server does."""
+def _reuse(
+    result: DriveResult, measured: Sequence[RequestTiming], planned: Sequence[RenderedRequest], reuse: float
+) -> tuple[str | None, str | None]:
+    """(void, note) of a cache that is warmer than the workload makes it."""
     done = [t for t in measured if t.ok]
     total = sum(t.num_input_tokens for t in done)
     if not total:
         return None, None
-    if not is_told:
+    if not result.num_telling_cache:
         return None, "no answer says how many of its input tokens came from the cache: a warm one would not be seen"
     cached = sum(t.num_cached_tokens for t in done) / total
-    if cached > reuse + _REUSE_TOLERANCE:
-        return (
-            f"reuse_mismatch: {cached:.0%} of the input tokens came from the cache, {reuse:.0%} are the workload's",
-            None,
-        )
-    if cached < reuse - _REUSE_TOLERANCE:
-        return None, f"the server reused {cached:.0%} of the input tokens where the workload repeats {reuse:.0%}"
-    return None, None
+    if cached <= reuse + _REUSE_TOLERANCE:
+        return None, None
+    text = f"reuse_mismatch: {cached:.0%} of the input tokens came from the cache, {reuse:.0%} are the workload's"
+    return text, None
+
+
+def _cold(
+    result: DriveResult, measured: Sequence[RequestTiming], planned: Sequence[RenderedRequest]
+) -> tuple[str | None, bool]:
+    """(what to say of a cache that held less than it could have, whether there is no cache at all). A colder service
+    than the one that was declared looks slower than it is; one without a cache is what it is."""
+    done = [t for t in measured if t.ok]
+    total = sum(t.num_input_tokens for t in done)
+    if not total or not result.num_telling_cache:
+        return None, False
+    cached = sum(t.num_cached_tokens for t in done) / total
+    could = reusable_share(planned, result.positions, result.timings, done)
+    if cached >= could - _REUSE_TOLERANCE:
+        return None, False
+    if not any(t.num_cached_tokens for t in result.timings):
+        return f"the server reused nothing, though {could:.0%} of the input tokens had been computed before", True
+    text = f"{cached:.0%} of the input tokens came from the cache, {could:.0%} had been computed before they were sent"
+    return f"reuse_mismatch: {text}: the cache is too small, or requests go past it", False

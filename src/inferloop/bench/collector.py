@@ -45,6 +45,7 @@ class Collector:
         r = self._result
         if self._keep:
             r.timings.append(timing)
+            r.positions.append(position)
         if outcome.error is not None and outcome.detail is not None:
             r.details.setdefault(outcome.error, self._redact(outcome.detail))
         stream = outcome.stream

@@ -25,7 +25,8 @@ from inferloop.bench.codecs import HttpCodec
 from inferloop.bench.compare_result import CompareResult, Side, SideWindow, Stage
 from inferloop.bench.decide import FIRST_SHARE, on_grid
 from inferloop.bench.drive import DriveOptions, Endpoint, drive
-from inferloop.bench.host import busy_note, busy_percent
+from inferloop.bench.fresh_cache import FreshCache
+from inferloop.bench.host import OtherWork, busy_note, busy_percent, others_note
 from inferloop.bench.render import PromptCodec, RenderedRequest, Renderer, RenderOptions
 from inferloop.bench.target import Launched, TargetInfo, describe_target
 from inferloop.contract.arrivals import OPEN_PROCESSES
@@ -71,6 +72,8 @@ class CompareOptions:
     num_burst: int = 32
     ignore_eos: bool = True
     request_timeout_s: float = 120.0
+    fresh_cache: bool = True
+    """Whether targets that can are kept from meeting in a window what their prefix caches hold from before it."""
     max_lead_s: float = 10.0
     max_drain_s: float = 30.0
 
@@ -109,8 +112,9 @@ async def run_compare(
                 own = HttpCodec(info.endpoint, info.model)
                 stack.callback(own.close)
                 codec = own
-            earlier = sum(r.info.url == info.url for r in runners)
-            runners.append(_Runner(chr(ord("A") + number), contender, info, codec, earlier))
+            fresh = FreshCache(client, info.owner if options.fresh_cache else None)
+            earlier = 0 if fresh.is_salted else sum(r.info.url == info.url for r in runners)
+            runners.append(_Runner(chr(ord("A") + number), contender, info, codec, fresh, earlier))
         return await _Compare(contract, runners, options, writer, tell, order).run()
 
 
@@ -120,8 +124,10 @@ class _Runner:
     contender: Contender
     info: TargetInfo
     codec: PromptCodec
+    fresh: FreshCache
     salt: int
-    """How often the same URL stands before it: it must not meet the prompts that those have left in its cache."""
+    """How often the same URL stands before it: it must not meet the prompts that those have left in its cache. 0 where
+    a cache salt sees to that."""
     renderer: Renderer | None = None
 
 
@@ -146,6 +152,7 @@ class _Compare:
             self._notes.append(f"{process} arrivals set their own rate: a comparison at given rates takes poisson ones")
         self._windows: list[SideWindow] = []
         self._answer_s = 0.0
+        self._others = OtherWork([r.info.endpoint for r in runners])
         self._rates = options.rates
 
     async def run(self) -> CompareResult:
@@ -168,12 +175,17 @@ class _Compare:
         if not self._rates:
             self._rates = await self._choose_rates(first)
             self._writer.update(options={**self._writer.header.options, "chosen_rates": list(self._rates)})
-        twins = [(first, 0), (first, 1)]
+        twins = [(first, 0), (first, 0 if first.fresh.is_salted else 1)]
         await self._rounds("self", twins)
         await self._rounds("versus", [(r, r.salt) for r in self._runners])
         self._writer.update(warmup_s=self._lead_s())
         sides = tuple(Side(r.label, r.contender.name, _told(r), r.info.identity) for r in self._runners)
         self._note_prompts()
+        self._notes += [
+            f"the prefix cache of {r.label} was not emptied before each window: {r.fresh.problem}"
+            for r in self._runners
+            if r.fresh.problem is not None
+        ]
         return CompareResult(self._contract.slo, sides, tuple(self._windows), self._rates, tuple(self._notes), path)
 
     async def _make_renderers(self) -> str:
@@ -218,8 +230,9 @@ class _Compare:
             num_requests=count, context_limit=self._context_limit,
         )  # fmt: skip
         requests = workload.requests if num_chains is None else in_chains(workload.requests, num_chains)
-        planned = await self._render(runner, requests, runner.salt)
         name = f"{stage}/{runner.label}"
+        planned = await self._render(runner, requests, runner.salt, name)
+        await runner.fresh.empty()
         result = await drive(
             planned,
             runner.info.endpoint,
@@ -258,9 +271,9 @@ class _Compare:
         rate: float,
         number: int,
     ) -> SideWindow:
-        planned = await self._render(runner, workload.requests, salt)
-        num_lead = sum(s < self._lead_s() for s in expected_starts_s(workload.requests))
         name = f"{stage}/{label}/{rate:g}/{number + 1}"
+        planned = await self._render(runner, workload.requests, salt, name)
+        num_lead = sum(s < self._lead_s() for s in expected_starts_s(workload.requests))
         measured: dict[int, RequestTiming] = {}
 
         def keep(index: int, timing: RequestTiming) -> None:
@@ -268,18 +281,23 @@ class _Compare:
             if index >= num_lead:
                 measured[index] = timing
 
+        await runner.fresh.empty()
+        await asyncio.to_thread(self._others.begin)
         with self._writer.stage(name, num_requests=len(planned)):
             result = await drive(planned, runner.info.endpoint, self._drive_options(), on_done=keep)
+        others = others_note(await asyncio.to_thread(self._others.percent))
         timings = [measured[i] for i in sorted(measured)]
-        checks = self_checks(result, timings, planned, self._contract.slo, workload.prefix_reuse)
+        # What a target makes of its cache is part of what is compared.
+        checks = self_checks(result, timings, planned, self._contract.slo, workload.prefix_reuse, cold_voids=False)
         void = checks.void if timings else (*checks.void, "no request was measured")
-        return SideWindow(stage, label, rate, number, measured, void, checks.notes, prompts_digest(planned), name)
+        notes = (*checks.notes, others) if others else checks.notes
+        return SideWindow(stage, label, rate, number, measured, void, notes, prompts_digest(planned), name)
 
     async def _render(
-        self, runner: _Runner, requests: Sequence[TimedRequest], salt: int
+        self, runner: _Runner, requests: Sequence[TimedRequest], salt: int, part: str
     ) -> tuple[RenderedRequest, ...]:
         assert runner.renderer is not None
-        return await asyncio.to_thread(runner.renderer.render, salted(requests, salt))
+        return await asyncio.to_thread(runner.renderer.render, salted(requests, salt), runner.fresh.fields(part))
 
     def _lead_s(self) -> float:
         """Long enough for the first requests to end on the slowest target; the same for all."""
@@ -315,11 +333,12 @@ def salted(requests: Sequence[TimedRequest], salt: int) -> Sequence[TimedRequest
 
 
 def prompts_digest(planned: Sequence[RenderedRequest]) -> str:
-    """Of all bodies but for what engines differ in: the model's name, and how they are told to go past end tokens."""
+    """Of all bodies but for what engines differ in: the model's name, what cache they may meet, and how they are told
+    to go past end tokens."""
     digest = hashlib.sha256()
     for request in planned:
         body: dict[str, Any] = msgspec.json.decode(request.body)
-        for name in ("model", "logit_bias"):  # the latter is how one engine is told to ignore end tokens
+        for name in ("model", "cache_salt", "logit_bias"):  # the last is how one engine is told to ignore end tokens
             body.pop(name, None)
         digest.update(msgspec.json.encode(body) + b"\0")
     return digest.hexdigest()
@@ -335,4 +354,5 @@ def _told(runner: _Runner) -> dict[str, Any]:
         "flags": list(runner.contender.flags),
         "launched": plain(runner.contender.launched.told) if runner.contender.launched else None,
         "context_length": runner.info.context_length,
+        "fresh_cache": runner.fresh.way,
     }

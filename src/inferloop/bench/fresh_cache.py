@@ -36,6 +36,11 @@ class FreshCache:
             return "cache_salt"
         return "POST /flush_cache" if self._is_flushed else None
 
+    @property
+    def is_salted(self) -> bool:
+        """Whether two parts may hold the same prompts and yet meet nothing of each other."""
+        return self._is_salted
+
     def fields(self, part: str) -> dict[str, str]:
         """What the bodies of a part's requests have besides; the prompts stay as they are."""
         return {"cache_salt": f"bench-{self._nonce}-{part}"} if self._is_salted else {}

@@ -95,6 +95,8 @@ class DriveResult:
     """
 
     timings: list[RequestTiming] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    """In the plan, of each of `timings`, which come in the order in which they ended."""
     stopped: Stop | None = None
     """How `stop_when` ended the window, if it did."""
     in_flight: float | None = None

@@ -61,6 +61,13 @@ def compare(
     ignore_eos: Annotated[
         bool, typer.Option(help="Ask for answers of exactly the sampled length; hosted APIs refuse this.")
     ] = True,
+    fresh_cache: Annotated[
+        bool,
+        typer.Option(
+            help="Let no window meet what a target's prefix cache holds from before, where it can: by a cache_salt "
+            "(inferloop, vLLM), or by emptying the cache before each window (SGLang)."
+        ),
+    ] = True,
     ca_file: CaFileOption = None,
     insecure: InsecureOption = False,
     venv: VenvOption = None,
@@ -93,7 +100,7 @@ def compare(
         raise UsageError("--targets needs at least two, separated by commas")
     loaded = load(contract)
     seed = chosen_seed(seed)
-    options = CompareOptions(_rates(rates), seed=seed, num_rounds=rounds, window_s=window_s, ignore_eos=ignore_eos)
+    options = CompareOptions(*(_rates(rates), seed, rounds, window_s), ignore_eos=ignore_eos, fresh_cache=fresh_cache)
     num_windows = rounds * (len(options.rates) or _NUM_CHOSEN) * (len(wanted) + 2)
     stderr.print(f"{num_windows} windows, about {num_windows * (window_s + _OVERHEAD_S) / 60:.1f} min", markup=False)
 

@@ -16,27 +16,42 @@ class _Node:
     after: dict[tuple[int, str, int], _Node] = field(default_factory=dict)
 
 
+class Beginnings:
+    """Of prompts that were added. Two prompts are the same up to where their segments differ, and there up to the
+    shorter one if they are pieces of one text."""
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def shared(self, request: TimedRequest) -> int:
+        """Tokens that the request begins with as one of those added does."""
+        node, num = self._root, 0
+        for segment in request.segments:
+            num += min(node.longest.get((segment.key, segment.role), 0), segment.num_tokens)
+            found = node.after.get((segment.key, segment.role, segment.num_tokens))
+            if found is None:
+                break
+            node = found
+        return num
+
+    def add(self, request: TimedRequest) -> None:
+        node = self._root
+        for segment in request.segments:
+            text = (segment.key, segment.role)
+            node.longest[text] = max(node.longest.get(text, 0), segment.num_tokens)
+            node = node.after.setdefault((*text, segment.num_tokens), _Node())
+
+
 def measured_reuse(requests: Iterable[TimedRequest]) -> float:
     """Share of input tokens that repeat an earlier request's beginning, token by token and in the order given.
 
     A cache without limits that had seen the earlier requests' prompts, and the replies that later ones hold, would have
-    this share of hits. Two prompts are the same up to where their segments differ, and there up to the shorter one if
-    they are pieces of one text.
+    this share of hits.
     """
-    root = _Node()
+    seen = Beginnings()
     repeated = total = 0
     for request in requests:
-        node, is_repeat = root, True
-        for segment in request.segments:
-            total += segment.num_tokens
-            text = (segment.key, segment.role)
-            if is_repeat:
-                repeated += min(node.longest.get(text, 0), segment.num_tokens)
-            node.longest[text] = max(node.longest.get(text, 0), segment.num_tokens)
-            piece = (*text, segment.num_tokens)
-            found = node.after.get(piece)
-            if found is None:
-                is_repeat = False
-                found = node.after[piece] = _Node()
-            node = found
+        total += request.input_tokens
+        repeated += seen.shared(request)
+        seen.add(request)
     return repeated / total if total else 0.0

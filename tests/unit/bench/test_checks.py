@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from inferloop.bench.checks import self_checks
 from inferloop.bench.drive import DriveResult, SenderStats
 from inferloop.bench.pace import Stall
 from inferloop.bench.render import RenderedRequest
+from inferloop.bench.reuse import reusable_share
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.slo import Objective, Slo
 from inferloop.core.units import NS_PER_MS, NS_PER_S
@@ -35,13 +37,19 @@ def run(timings: list[RequestTiming], *, reuse: float = 0.0, **more: Any) -> tup
         "in_flight": busy_s / span_s,
         "counted_by": counted,
         "num_telling_cache": len(timings),
+        "positions": list(range(len(timings))),
         **more,
     }
-    planned = [
-        RenderedRequest(TimedRequest(i, i / 10, (Segment(i, 100),), 5), "/", b"", 100, 0, False) for i in range(3)
-    ]
+    planned = [repeating(i, reuse) for i in range(len(timings))]
     found = self_checks(DriveResult(**values), timings, planned, SLO, reuse)
     return found.void, found.notes
+
+
+def repeating(i: int, reuse: float) -> RenderedRequest:
+    """100 tokens, of which that share is the same in all."""
+    own = 100 - round(100 * reuse)
+    segments = (*((Segment(-1, 100 - own),) if own < 100 else ()), Segment(i, own))
+    return RenderedRequest(TimedRequest(i, i / 10, segments, 5), "/", b"", 100, 0, False)
 
 
 def test_a_sound_point_is_not_void() -> None:
@@ -74,14 +82,52 @@ def test_a_gauge_that_contradicts_the_records_voids() -> None:
     assert run(timings, in_flight=2.008)[0] == ()
 
 
-def test_a_cache_warmer_than_the_workload_voids_and_a_colder_one_is_told() -> None:
+def test_a_cache_warmer_or_colder_than_the_workload_makes_it_voids() -> None:
     warm = [timing(i, cached=80) for i in range(200)]
     (why,) = run(warm)[0]
     assert why.startswith("reuse_mismatch: 80%")
     assert run(warm, reuse=0.75) == ((), ())
+    cold = [timing(i, cached=30) for i in range(200)]
+    (why,) = run(cold, reuse=0.55)[0]
+    assert why.startswith("reuse_mismatch: 30% of the input tokens came from the cache, 53% had been computed before")
+    assert run(cold, reuse=0.35) == ((), ())
+
+
+def test_a_server_without_a_cache_is_what_it_is() -> None:
     void, notes = run([timing(i) for i in range(200)], reuse=0.5)
-    assert void == ()
-    assert "reused 0%" in notes[0]
+    assert void == () and notes == (
+        "the server reused nothing, though 50% of the input tokens had been computed before",
+    )
+
+
+def test_a_colder_cache_is_only_told_where_caches_are_compared() -> None:
+    timings = [timing(i, cached=10) for i in range(200)]
+    result = DriveResult(timings=timings, positions=list(range(200)), num_telling_cache=200)
+    found = self_checks(result, timings, [repeating(i, 0.5) for i in range(200)], SLO, 0.5, cold_voids=False)
+    assert found.void == () and found.notes[0].startswith("reuse_mismatch: 10%")
+
+
+def test_what_was_sent_together_has_nothing_of_each_other() -> None:
+    """All at once, or again before the first has its first token: no cache could hold anything."""
+    timings = [timing(0), timing(1), *(timing(i) for i in range(2, 6))]
+    planned = [repeating(i, 0.5) for i in range(6)]
+    where = list(range(6))
+    # Answers come 200 ms after their sends, which are 100 ms apart: the third finds what the first has left.
+    assert reusable_share(planned, where, timings, timings) == 4 * 50 / 600
+    assert reusable_share(planned, where, timings, timings[3:]) == 0.5
+    at_once = [replace(t, t_send_ns=0) for t in timings]
+    assert reusable_share(planned, where, at_once, at_once) == 0
+    mixed = [5, 0, 3, 1, 4, 2]
+    assert reusable_share(planned, mixed, [timings[i] for i in mixed], timings) == 4 * 50 / 600
+    assert reusable_share(planned, [], [], []) == 0
+
+
+def test_a_cache_of_blocks_keeps_whole_ones() -> None:
+    timings = [timing(i, cached=cached) for i, cached in enumerate((0, 0, 32, 48, 32))]
+    planned = [repeating(i, 0.6) for i in range(5)]
+    assert reusable_share(planned, list(range(5)), timings, timings[2:]) == 0.48, "16 tokens a block: 48 of 60"
+    whole = [replace(p, timed=replace(p.timed, segments=(Segment(7, 100),))) for p in planned]
+    assert reusable_share(whole, list(range(5)), timings, timings[2:]) == 0.96, "and never the last token"
 
 
 def test_a_server_that_does_not_tell_of_its_cache_is_said_not_to() -> None:
@@ -109,9 +155,8 @@ def test_our_own_and_refused_requests_void() -> None:
 def test_clipped_prompts_are_told() -> None:
     timings = [timing(i) for i in range(200)]
     planned = [RenderedRequest(TimedRequest(0, 0, (Segment(0, 5),), 5), "/", b"", 15, 0, True)]
-    result = DriveResult(timings=timings, num_telling_cache=200)
-    (note,) = self_checks(result, timings, planned, SLO, 0.0).notes
-    assert "1 of 1 prompts are longer" in note
+    result = DriveResult(timings=timings, positions=[0] * 200, num_telling_cache=200)
+    assert any("1 of 1 prompts are longer" in note for note in self_checks(result, timings, planned, SLO, 0.0).notes)
 
 
 def test_waiting_for_a_connection_voids() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from inferloop.bench.compare import mirrored, salted
+import msgspec
+
+from inferloop.bench.compare import mirrored, prompts_digest, salted
 from inferloop.bench.compare_result import CompareResult, Side, SideWindow, Stage
+from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.slo import Slo
 from inferloop.measure.timing import Chunk, RequestTiming
@@ -106,3 +109,12 @@ def test_void_windows_leave_with_their_partners() -> None:
 def test_without_the_target_against_itself_nothing_is_called() -> None:
     unknown = [w for w in windows(50.0) if w.stage == "versus"]
     assert {d["called"] for d in result(unknown).as_summary()["comparisons"]} == {"none"}
+
+
+def test_whose_cache_is_used_makes_no_other_prompt() -> None:
+    def digest(**more: str) -> str:
+        body = msgspec.json.encode({"prompt": "a b", **more})
+        return prompts_digest([RenderedRequest(TimedRequest(0, 0.0, (Segment(0, 2),), 1), "/", body, 2, 0, False)])
+
+    assert digest(model="m", cache_salt="x") == digest(model="n", cache_salt="y") == digest()
+    assert digest(prompt="a c") != digest()
