@@ -11,36 +11,47 @@ import secrets
 import shutil
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer as Inner
+from tokenizers import processors
 
 from inferloop.core.errors import ModelFileError
+from inferloop.engine.compute.rope import inverse_frequencies
 from inferloop.engine.compute.stored import half_split, read_tensor
-from inferloop.engine.text.tokenizer import load_tokenizer
+from inferloop.engine.text.tokenizer import Tokenizer, load_tokenizer
 from inferloop.models.cache import cache_root
 from inferloop.models.digests import weights_digest
 from inferloop.models.headers.header import ModelHeader, TensorInfo
+from inferloop.models.headers.tensors import expected_shapes
 from inferloop.models.resolve import ModelFiles, open_files
+
+_FORM = "bf16-2"
+"""With another number whenever what is written changes."""
+_FACTORS = "rope_freqs.weight"
 
 
 def as_directory(files: ModelFiles, *, cache_dir: Path | None = None) -> ModelFiles:
     """`files` itself when it is a directory, else a converted copy in the cache, made once.
 
     Raises ModelFileError for a model that cannot be written so: one of another family than llama, or whose positions
-    are scaled.
+    are scaled otherwise than Llama 3 scales them.
     """
     if files.kind == "hf":
         return files
     header = files.header
-    if header.shape.architecture != "llama" or header.shape.experts is not None or header.rope.kind != "none":
+    named = expected_shapes(header.shape, header.structure).keys() | {_FACTORS}
+    odd = header.tensors.keys() - named - {"lm_head.weight"}
+    if header.shape.architecture != "llama" or header.shape.experts is not None or header.rope.kind != "none" or odd:
         raise ModelFileError(
             f"{files.path}: an engine that reads model directories alone was asked for, and only plain models of the "
             "llama family are converted from GGUF; give the path of the model's own directory"
         )
-    target = cache_root(cache_dir) / "directories" / f"{weights_digest(files, cache_dir=cache_dir)[:16]}-bf16"
+    target = cache_root(cache_dir) / "directories" / f"{weights_digest(files, cache_dir=cache_dir)[:16]}-{_FORM}"
     if not (target / "config.json").exists():
         part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
         part.mkdir(parents=True)
@@ -59,7 +70,7 @@ def _write(files: ModelFiles, folder: Path) -> None:
     header = files.header
     _write_weights(header, folder / "model.safetensors")
     tokenizer = load_tokenizer(files)
-    (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(_with_bos(tokenizer), encoding="utf-8")
     told: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": header.shape.context_length,
@@ -72,9 +83,51 @@ def _write(files: ModelFiles, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(_config(header), indent=1), encoding="utf-8")
 
 
-def _config(header: ModelHeader) -> dict[str, Any]:
-    shape, eos = header.shape, list(header.eos_token_ids)
+def _with_bos(tokenizer: Tokenizer) -> str:
+    """What a GGUF file says by a key, a tokenizer.json says by what it puts around a text."""
+    bos, bos_id = tokenizer.special_texts.get("bos_token"), tokenizer.bos_token_id
+    if not tokenizer.adds_bos or bos is None or bos_id is None:
+        return tokenizer.to_json()
+    inner = Inner.from_str(tokenizer.to_json())
+    inner.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, bos_id)])
+    return str(inner.to_str())
+
+
+def _rope_scaling(header: ModelHeader) -> dict[str, Any] | None:
+    """GGUF files of Llama 3.1 and later hold the divisors of the frequencies, which are made of four numbers, three of
+    them the same in all releases. Raises ModelFileError for divisors that are not made so."""
+    if header.rope.factors_tensor is None:
+        return None
+    info = header.tensors[header.rope.factors_tensor]
+    divisors = read_tensor(info)
+    scaled = replace(
+        header.rope,
+        kind="llama3",
+        factor=float(divisors.max()),
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_context_length=8192,
+        factors_tensor=None,
+    )
+    length = header.shape.context_length
+    wanted = inverse_frequencies(header.rope, length) / divisors
+    if not np.allclose(inverse_frequencies(scaled, length), wanted, rtol=1e-4, atol=0):
+        raise ModelFileError(
+            f"{info.file}: {info.name} is not how Llama 3 scales positions, so no directory can say it"
+        )
     return {
+        "rope_type": "llama3",
+        "factor": scaled.factor,
+        "low_freq_factor": scaled.low_freq_factor,
+        "high_freq_factor": scaled.high_freq_factor,
+        "original_max_position_embeddings": scaled.original_context_length,
+    }
+
+
+def _config(header: ModelHeader) -> dict[str, Any]:
+    shape, eos, scaling = header.shape, list(header.eos_token_ids), _rope_scaling(header)
+    return {
+        **({} if scaling is None else {"rope_scaling": scaling}),
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "torch_dtype": "bfloat16",
@@ -111,8 +164,8 @@ def _write_weights(header: ModelHeader, path: Path) -> None:
 
 
 def _written(header: ModelHeader) -> Iterator[TensorInfo]:
-    tied = header.shape.tied_embeddings
-    return (info for name, info in header.tensors.items() if not (tied and name == "lm_head.weight"))
+    names = expected_shapes(header.shape, header.structure)
+    return (info for name, info in header.tensors.items() if name in names)
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

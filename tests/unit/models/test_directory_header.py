@@ -67,6 +67,10 @@ ROPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {"kind": "linear", "factor": 2.0}),
     ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, {"kind": "dynamic", "original_context_length": 64}),
     (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4, "original_max_position_embeddings": 16}},
+        {"kind": "dynamic", "original_context_length": 64},
+    ),
+    (
         {
             "rope_scaling": {
                 "rope_type": "llama3",

@@ -52,12 +52,15 @@ def read_rope(fields: Fields, shape: ModelShape, rope: Fields | None = None, *, 
     dim = int(shape.head_dim * partial)
     if not 0 < dim <= shape.head_dim or dim % 2:
         raise fields.fail("partial_rotary_factor", f"gives {dim} rotated dimensions of {shape.head_dim}")
+    original = rope.count("original_max_position_embeddings", shape.context_length)
+    if kind == "dynamic":  # stretches what is longer than max_position_embeddings, whatever else is said
+        original = shape.context_length
     return RopeSpec(
         theta=rope.real("rope_theta", fields.real("rope_theta", theta)),
         dim=dim,
         kind=kind,
         factor=factor,
-        original_context_length=rope.count("original_max_position_embeddings", shape.context_length),
+        original_context_length=original,
         low_freq_factor=rope.real("low_freq_factor", 1.0),
         high_freq_factor=rope.real("high_freq_factor", 4.0),
         beta_fast=rope.real("beta_fast", 32.0),
