@@ -123,6 +123,11 @@ def check_share(engine: str, options: ReplicaOptions) -> None:
         raise refuse(engine, "tensor_parallel", options.tensor_parallel, "it is 1 or more")
 
 
+def precision_in_directory(options: ReplicaOptions) -> str:
+    """What weights are stored in where an engine reads directories alone: a GGUF file becomes one in bf16."""
+    return "bf16" if options.files.kind == "gguf" else options.files.header.stored_precision
+
+
 def context_of(options: ReplicaOptions, bytes_per_token: float) -> int:
     """The context to ask for: what is wanted, or the model's own, cut to what `memory_mib` holds."""
     length = options.context_length or options.files.header.shape.context_length

@@ -3,7 +3,15 @@ from tensorrt_llm/commands/serve.py at commit 00209af149e7."""
 
 from __future__ import annotations
 
-from inferloop.backends.engine_kind import Argv, EngineKind, Installation, ReplicaOptions, check_share, refuse
+from inferloop.backends.engine_kind import (
+    Argv,
+    EngineKind,
+    Installation,
+    ReplicaOptions,
+    check_share,
+    precision_in_directory,
+    refuse,
+)
 from inferloop.backends.protocols import YES, Capability, LaunchSpec, ReadyProbe
 
 NAME = "trtllm"
@@ -35,7 +43,7 @@ CAPABILITIES = {
 def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
     """A server for one model directory. It takes precision from the checkpoint, and no seed or KV format as flags."""
     check_share(NAME, options)
-    if options.weights not in (None, options.files.header.stored_precision):
+    if options.weights not in (None, precision_in_directory(options)):
         instead = "weights stay as the checkpoint stores them; quantize it with NVIDIA's own tool"
         raise refuse(NAME, "model.precision", options.weights, instead)
     if options.activations not in (None, options.weights):

@@ -14,6 +14,7 @@ from inferloop.backends.engine_kind import (
     ReplicaOptions,
     check_share,
     one_device,
+    precision_in_directory,
     refuse,
 )
 from inferloop.backends.protocols import YES, Capability, LaunchSpec, ReadyProbe
@@ -63,7 +64,7 @@ def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
         raise refuse(NAME, "activations in", options.activations, "they are kept as the weights are")
     if options.kv not in _KV and options.kv != options.weights:
         raise refuse(NAME, "KV in", options.kv, "it is kept as the weights are, or in fp8")
-    weights = options.weights or options.files.header.stored_precision
+    weights = options.weights or precision_in_directory(options)
     if options.kv == "bf16" and weights in ("fp16", "fp32"):
         raise refuse(NAME, "KV in", "bf16", f"it is kept in what it computes in, which is not bf16 for {weights}")
     argv = (

