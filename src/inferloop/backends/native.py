@@ -127,6 +127,11 @@ class NativeGenerator:
         if self._store is not None:
             self._store.close()
 
+    def fail(self, error: Exception) -> None:
+        """Something that the engine needs is gone: everything ends with an error, and nothing more is taken. Any
+        thread."""
+        self._engine.fail(error)
+
     def describe(self) -> tuple[GeneratorInfo, EngineStats]:
         return self._info, self._engine.stats()
 

@@ -20,26 +20,32 @@ if TYPE_CHECKING:
     from inferloop.backends.native_load import NativeOptions
     from inferloop.engine.compute.native.config import Weights
     from inferloop.engine.compute.runner import Runner
+    from inferloop.engine.compute.torch.parallel.ranks import Ranks
 
 Compute = Literal["auto", "native", "torch"]
 
 _log = logging.getLogger(__name__)
 _WEIGHTS = {"auto": "stored", "bf16": "bf16", "int8": "int8", "fp32": "fp32"}
 _KV = ("bf16", "int8")
+_ONE_PROCESS = UsageError("the native engine computes in one process: --tensor-parallel-size is for --compute torch")
 
 
-def load_runner(files: ModelFiles, options: NativeOptions, progress: Progress | None = None) -> Runner:
+def load_runner(
+    files: ModelFiles, options: NativeOptions, progress: Progress | None = None, ranks: Ranks | None = None
+) -> Runner:
     """The runner that `options.compute` names; "auto" is the native one wherever it can be. `progress` is told how far
-    weights are packed, the first time that they are.
+    weights are packed, the first time that they are. `ranks` compute beside this process, with torch.
 
     Raises EnvironmentLacksError without the native extension or torch when there is nothing else, UsageError for
     options that cannot be, ModelFileError for files that cannot be read or that the runner has no kernels for.
     """
-    problem = None if options.compute == "torch" else why_not_native(files.header, options.device)
+    problem: InferloopError | None = None
+    if options.compute != "torch":
+        problem = _ONE_PROCESS if ranks is not None else why_not_native(files.header, options.device)
     if options.compute == "native" and problem is not None:
         raise problem
     if options.compute == "torch" or problem is not None:
-        return _load_torch(files, options, problem)
+        return _load_torch(files, options, problem, ranks)
     return _load_native(files, options, progress)
 
 
@@ -53,6 +59,17 @@ def pack_ahead(files: ModelFiles, dtype: str, cache_dir: Path | None, progress: 
     digest = weights_digest(files, cache_dir=cache_dir)
     with contextlib.suppress(OSError):
         pack_into_cache(files.header, _weights(dtype), digest, cache_dir=cache_dir, progress=_staged(progress))
+
+
+def check_parallel(header: ModelHeader, options: NativeOptions) -> None:
+    """Whether a model can be computed by so many processes, before any is started. Raises UsageError."""
+    from inferloop.engine.compute.torch.parallel.split import share_of
+
+    if options.compute == "native":
+        raise _ONE_PROCESS
+    if options.prefix_memory_mib or options.prefix_folder is not None:
+        raise UsageError("with --tensor-parallel-size the prefix cache is kept in the KV memory only")
+    share_of(header, 0, options.tensor_parallel_size)
 
 
 def _staged(progress: Progress | None) -> Callable[[int, int], None] | None:
@@ -111,7 +128,9 @@ def _known(value: str, known: tuple[str, ...], names: dict[str, str]) -> str:
     return names.get(value, value)
 
 
-def _load_torch(files: ModelFiles, options: NativeOptions, problem: InferloopError | None) -> Runner:
+def _load_torch(
+    files: ModelFiles, options: NativeOptions, problem: InferloopError | None, ranks: Ranks | None
+) -> Runner:
     """`problem`: why the native runner does not compute, unless torch was asked for."""
     why = problem.what if isinstance(problem, EnvironmentLacksError) else problem
     try:
@@ -141,4 +160,8 @@ def _load_torch(files: ModelFiles, options: NativeOptions, problem: InferloopErr
             why,
             dtype,
         )
+    if ranks is not None:
+        from inferloop.engine.compute.torch.parallel.lead import LeadRunner
+
+        return LeadRunner.load(files, config, ranks)
     return TorchRunner.load(files, config)

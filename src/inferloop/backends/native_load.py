@@ -22,6 +22,7 @@ from inferloop.models.resolve import ModelFiles
 
 if TYPE_CHECKING:
     from inferloop.engine.compute.runner import RunnerInfo
+    from inferloop.engine.compute.torch.parallel.ranks import Ranks
     from inferloop.models.fetch import Progress
 
 
@@ -30,6 +31,8 @@ class NativeOptions:
     """How to run a model here. `compute` and the formats are as native_choice.py reads them; "auto" is the native
     runner with weights as stored, wherever that can be. `context_length` None: all that the model and the KV memory
     allow. What else bounds the queue and the steps is as in EngineConfig.
+
+    `tensor_parallel_size` processes, this one among them, each compute a share with torch.
 
     `cache_dir` keeps repacked weights; None: the user's cache.
 
@@ -42,6 +45,7 @@ class NativeOptions:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     deterministic: bool = False
+    tensor_parallel_size: int = 1
     max_sequences: int = 32
     max_step_tokens: int = 256
     max_waiting: int = 256
@@ -67,15 +71,17 @@ def load_native(
     served_name: str | None = None,
     clock: Clock | None = None,
     progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> NativeGenerator:
-    """Read the weights and build a generator that has not been started yet. `progress` as in `load_runner`.
+    """Read the weights and build a generator that has not been started yet. `progress` and `ranks` as in `load_runner`;
+    when `ranks` are lost, so is the generator.
 
     Raises EnvironmentLacksError without anything that computes or with an unusable folder, UsageError for options that
     cannot be, ModelFileError for bad files.
     """
     clock = clock or RealClock()
     codec = Codec(files, tool_call_parser=options.tool_call_parser, reasoning_parser=options.reasoning_parser)
-    runner = load_runner(files, options, progress)
+    runner = load_runner(files, options, progress, ranks)
     engine_config = EngineConfig(
         eos_token_ids=codec.tokenizer.eos_token_ids,
         max_step_tokens=options.max_step_tokens,
@@ -89,9 +95,12 @@ def load_native(
     )
     identity = native_identity(files, codec, runner.info, options, served_name or files.model_id)
     store = open_store(identity, runner.info, options, clock)
-    return NativeGenerator(
+    made = NativeGenerator(
         codec, runner, engine_config, identity, clock=clock, answer_style=codec.answer_style, store=store
     )
+    if ranks is not None:
+        ranks.lost.add_done_callback(lambda lost: made.fail(lost.result()))
+    return made
 
 
 def open_store(identity: ServingIdentity, info: RunnerInfo, options: NativeOptions, clock: Clock) -> BlockStore | None:
@@ -137,6 +146,7 @@ def native_identity(
             "device": info.device,
             "dtype": info.dtype,
             "deterministic": info.deterministic,
+            "tensor_parallel_size": info.num_ranks,  # sums are made of as many parts
             "context_length": options.context_length,
             "max_step_tokens": options.max_step_tokens,
             "tpot_objective_ms": options.tpot_objective_ms,  # cuts prompts, which changes roundings

@@ -24,10 +24,11 @@ CAPABILITIES: dict[str, Capability] = {
     "drain": YES,
     "tools": YES,
     "json_schema": YES,
+    "tensor_parallel": Capability("partial", "--tensor-parallel-size: models without experts, with --compute torch"),
     "images": Capability("no", "the models that it runs read text alone"),
 }
 _NOT_BY_SCRIPT = Capability("no", "a script has no model")
-_SCRIPTED = dict.fromkeys(("prompt_logprobs", "embeddings", "json_schema"), _NOT_BY_SCRIPT)
+_SCRIPTED = dict.fromkeys(("prompt_logprobs", "embeddings", "json_schema", "tensor_parallel"), _NOT_BY_SCRIPT)
 """What a script cannot do."""
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import platform
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from inferloop.backends.native_load import NativeOptions
     from inferloop.backends.openvino_pipeline import OpenVinoOptions
     from inferloop.backends.scripted import Script
+    from inferloop.fleet.act.ranks import RankProcesses
+    from inferloop.models.headers import ModelHeader
     from inferloop.serve.config import ServeConfig
 
 
@@ -105,6 +108,15 @@ def serve(
         typer.Option(help="Keys and values: auto, bf16 (torch: as --dtype), or int8, in half the memory."),
     ] = KvDtype.auto,
     device: Annotated[str, typer.Option(help="cpu, or a torch device: cuda, ...")] = "cpu",
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Processes that each hold and compute a share of the model (with torch; models without experts): on "
+            "the cores of this host, or with --device cuda a device each.",
+        ),
+    ] = 1,
     deterministic: Annotated[
         bool,
         typer.Option(
@@ -141,11 +153,13 @@ def serve(
             help="Longest that a request may take; the header x-request-timeout-ms may ask for less.",
         ),
     ] = None,
-    kv_memory_mib: Annotated[int, typer.Option(min=1, help="Memory for the KV cache.")] = 512,
+    kv_memory_mib: Annotated[int, typer.Option(min=1, help="Memory for the KV cache, of all ranks together.")] = 512,
     context_length: Annotated[
         int | None, typer.Option(min=2, help="Bound on prompt and output together, below the model's own.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; default is one for each core.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Compute threads of each rank; default is one for each core in all.")
+    ] = None,
     cache_dir: CacheDirOption = None,
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Keep computed prompts, and start from them when another prompt begins alike.")
@@ -207,6 +221,8 @@ def serve(
         raise UsageError("--prefix-cache-dir and --prefix-cache-memory-mib need --enable-prefix-caching")
     if engine_packages and backend is not Backend.openvino:
         raise UsageError("--engine-packages needs --backend openvino")
+    if tensor_parallel_size > 1 and backend is Backend.scripted:
+        raise UsageError("--tensor-parallel-size is for a model, and a script has none")
     if script and backend is not Backend.scripted:
         raise UsageError("--script needs --backend scripted")
     named: dict[str, Any] = {} if replica is None else {"replica": replica}
@@ -227,6 +243,7 @@ def serve(
         dtype=dtype.value,
         kv_dtype=kv_dtype.value,
         deterministic=deterministic,
+        tensor_parallel_size=tensor_parallel_size,
         max_sequences=max_num_seqs,
         max_step_tokens=max_num_batched_tokens,
         max_waiting=max_num_waiting,
@@ -315,13 +332,34 @@ def _run(
             return
         from inferloop.backends.native_load import load_native
 
+        processes = stack.enter_context(_ranks(options, files.header))
+        ranks = None if processes is None else processes.ranks
         with model_progress() as progress:
-            native = load_native(files, options, served_name=served_model_name, progress=progress)
+            native = load_native(files, options, served_name=served_model_name, progress=progress, ranks=ranks)
+        if processes is not None:
+            processes.watch()
         native.start()
         try:
-            run(build_app(native, config, sink, content_sink=content_sink, batch=batch))
+            app = build_app(native, config, sink, content_sink=content_sink, batch=batch)
+            run(app, lost=None if ranks is None else ranks.lost)
         finally:
             native.stop()
+
+
+@contextlib.contextmanager
+def _ranks(options: NativeOptions, header: ModelHeader) -> Iterator[RankProcesses | None]:
+    """The processes beside this one, started while this one gets itself ready; None where it is to compute alone.
+    Raises UsageError for what they could not share, LaunchError when they cannot be started."""
+    size = options.tensor_parallel_size
+    if size == 1:
+        yield None
+        return
+    from inferloop.backends.native_choice import check_parallel
+    from inferloop.fleet.act.ranks import RankProcesses
+
+    check_parallel(header, options)
+    with RankProcesses(size) as processes:
+        yield processes
 
 
 def _refuse_for_openvino(options: NativeOptions) -> None:
@@ -331,7 +369,7 @@ def _refuse_for_openvino(options: NativeOptions) -> None:
     default = NativeOptions()
     for name in (
         *("compute", "device", "dtype", "deterministic", "tpot_objective_ms", "max_ttft_ms", "max_waiting_tokens"),
-        *("prefix_memory_mib", "prefix_folder"),
+        *("prefix_memory_mib", "prefix_folder", "tensor_parallel_size"),
     ):
         if getattr(options, name) != getattr(default, name):
             raise UsageError(f"--backend openvino has no {name.replace('_', ' ')}: leave that option out")

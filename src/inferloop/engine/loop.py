@@ -111,7 +111,7 @@ class Engine:
             self._thread.join(STOP_TIMEOUT_S)
             if self._thread.is_alive():
                 _log.error("the engine's step does not end; its thread is left behind")
-                self._fail(EngineError("the device hangs"))
+                self.fail(EngineError("the device hangs"))
 
     def submit(self, request: TokenRequest, mask: Mask | None = None) -> None:
         """Queue a request; see `submit_all`."""
@@ -190,7 +190,7 @@ class Engine:
                 self._step()
         except BaseException as error:  # a panic of native code is no Exception
             _log.exception("the engine failed")
-            self._fail(error)
+            self.fail(error)
         finally:
             self._scheduler.close()
 
@@ -272,8 +272,8 @@ class Engine:
         """Also through another thread, that gave this one up while it hung."""
         return self._failure is not None
 
-    def _fail(self, error: BaseException) -> None:
-        """The runner's state is unknown: everybody is told, nobody is let in any more."""
+    def fail(self, error: BaseException) -> None:
+        """The runner's state is unknown: everybody is told, nobody is let in any more. Any thread."""
         with self._changed:
             self._failure = error
             self._inbox.clear()

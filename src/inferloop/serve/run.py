@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +19,7 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
-from inferloop.core.errors import PortInUseError
+from inferloop.core.errors import InferloopError, PortInUseError
 from inferloop.serve.asgi import Outermost
 from inferloop.serve.http import HttpProtocol
 from inferloop.serve.replica import Replica
@@ -67,9 +68,15 @@ def _config(app: Starlette) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """SIGTERM and the first SIGINT drain; a second signal aborts what still runs."""
 
-    def __init__(self, config: uvicorn.Config, replica: Replica, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        replica: Replica,
+        on_started: Callable[[], None],
+        lost: Future[InferloopError] | None,
+    ) -> None:
         super().__init__(config)
-        self._replica, self._on_started = replica, on_started
+        self._replica, self._on_started, self._lost = replica, on_started, lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
 
@@ -79,6 +86,14 @@ class _Server(uvicorn.Server):
         if self.started:
             _spare_collector()
             self._on_started()
+        if self._lost is not None:
+            self._lost.add_done_callback(self._on_lost)
+
+    def _on_lost(self, _: object) -> None:
+        """What the generator needs is gone. Its answers have ended, and no new ones begin. Any thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._begin_drain)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None:
@@ -113,8 +128,10 @@ def serve(
     port_file: Path | None = None,
     announce: bool = True,
     tell: Callable[[str], None] | None = None,
+    lost: Future[InferloopError] | None = None,
 ) -> None:
     """Serve `app` (of serve.app.build_app) until SIGTERM or SIGINT, then drain and return. Blocks; main thread only.
+    Serving ends, too, when `lost` is set: its error is raised then.
 
     Once listening, the bound port is printed as one JSON line on stdout, or written to `port_file` (whole or not at
     all), and `tell` gets the URL. Raises PortInUseError when another process began to listen on the port after `bind`.
@@ -133,7 +150,7 @@ def serve(
         if tell is not None:
             tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
-    server = _Server(_config(app), app.state.replica, started)
+    server = _Server(_config(app), app.state.replica, started, lost)
     thresholds = gc.get_threshold()
     try:
         sock.listen(2048)
@@ -147,6 +164,8 @@ def serve(
         gc.unfreeze()
         gc.set_threshold(*thresholds)
         sock.close()
+    if lost is not None and lost.done():
+        raise lost.result()
 
 
 class _QuietServer(uvicorn.Server):

@@ -244,7 +244,7 @@ def test_who_was_given_up_while_a_step_went_on_is_told_once(moment: str, caplog:
     inner = getattr(engine._scheduler, moment)
 
     def outer(*args: object) -> object:
-        engine._fail(EngineError("the device hangs"))
+        engine.fail(EngineError("the device hangs"))
         return inner(*args)
 
     setattr(engine._scheduler, moment, outer)

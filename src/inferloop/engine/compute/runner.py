@@ -56,6 +56,8 @@ class RunnerInfo:
     """Length of a pooled vector; 0: this runner cannot pool."""
     can_give_up: bool = False
     """Steps can be given up while they run; see `Runner.submit`."""
+    num_ranks: int = 1
+    """Processes that each compute a share of every step. Byte counts are of all of them."""
     weight_bytes: int = 0
     kv_bytes: int = 0
     block_bytes: int = 0

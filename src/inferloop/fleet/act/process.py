@@ -1,8 +1,7 @@
-"""The only place that starts processes: runs a LaunchSpec as one replica and takes its whole tree down again.
+"""Runs a LaunchSpec as one replica, below a guard, and takes its whole tree down again.
 
-Between this process and the engine stands a guard (fleet/act/guard.py), which makes sure that nothing survives the
-owner. A socket pair, the lifeline, connects the two: the guard sees our end close, we see its end close. So the exit
-is noticed on any event loop (asyncio, uvloop) and in any thread, without a SIGCHLD handler.
+The exit is noticed on any event loop (asyncio, uvloop) and in any thread, without a SIGCHLD handler: the guard's end of
+the lifeline closes.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +22,15 @@ from inferloop.backends.protocols import LaunchSpec
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import LaunchError
 from inferloop.core.units import NS_PER_S
+from inferloop.fleet.act.guarded import start_guarded
 from inferloop.fleet.act.ports import listens, release_port, reserve_port
 
-_GUARD = Path(__file__).with_name("guard.py")
 _HOST = "127.0.0.1"
 _POLL_S = 0.05
 _PROBE_TIMEOUT_S = 5.0
 _KILL_WAIT_S = 10.0
 _LOG_TAIL_LINES = 20
 _PORT_ATTEMPTS = 3
-
-_lifelines: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def _let_go() -> None:
-    for lifeline in list(_lifelines):
-        lifeline.close()
-
-
-os.register_at_fork(after_in_child=_let_go)  # a forked copy of the owner must not keep its engines alive
 
 
 def log_tail(path: Path, num_lines: int = _LOG_TAIL_LINES) -> str:
@@ -103,9 +90,6 @@ class ReplicaProcess:
         """
         chosen = port or reserve_port(_HOST)
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        _lifelines.add(ours)
 
         def fill(text: str) -> str:
             return text.replace("{port}", str(chosen)).replace("{replica}", replica_id)
@@ -113,18 +97,11 @@ class ReplicaProcess:
         argv = [fill(part) for part in spec.argv]
         env = {**os.environ, **{name: fill(value) for name, value in spec.env.items()}}
         guard: subprocess.Popen[bytes] | None = None
+        ours: socket.socket | None = None
         try:
             with log_path.open("ab") as log:
-                guard = subprocess.Popen(  # noqa: ASYNC220  vfork + exec of a small program: about a millisecond
-                    [sys.executable, "-I", "-S", str(_GUARD), str(theirs.fileno()), "--", *argv],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=env,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # a Ctrl-C in the terminal is for the owner, which drains first
-                )
-            theirs.close()
+                guard, ours = start_guarded(argv, env=env, stdin=subprocess.DEVNULL, output=log.fileno())
+            ours.setblocking(False)
             line = await asyncio.get_running_loop().sock_recv(ours, 32)
             if not line:
                 raise LaunchError(f"{replica_id}: the guard process ended at once\n{log_tail(log_path)}")
@@ -132,8 +109,8 @@ class ReplicaProcess:
                 spec, replica_id, log_path, clock or RealClock(), port=chosen, guard=guard, lifeline=ours, pid=int(line)
             )
         except BaseException as error:
-            theirs.close()
-            ours.close()  # makes the guard, if it runs, kill and end
+            if ours is not None:
+                ours.close()  # makes the guard, if it runs, kill and end
             release_port(chosen)
             if guard is not None:
                 guard.wait()

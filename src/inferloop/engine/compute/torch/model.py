@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from inferloop.core.shape import ModelShape
+from inferloop.engine.compute.torch.group import ALONE, Group
 from inferloop.engine.compute.torch.layers.rope import apply_rope
 from inferloop.engine.compute.torch.weights import LayerWeights, ModelWeights
 from inferloop.models.headers import Structure
@@ -53,7 +54,11 @@ def softcapped(x: Tensor, cap: float | None) -> Tensor:
 class Decoder:
     """Pure function of its weights; keeps no state between calls."""
 
-    def __init__(self, weights: ModelWeights, shape: ModelShape, structure: Structure, *, tiled: bool) -> None:
+    def __init__(
+        self, weights: ModelWeights, shape: ModelShape, structure: Structure, *, tiled: bool, group: Group = ALONE
+    ) -> None:
+        """`weights` and `shape` are those of this rank's share of the model that `group` has."""
+        self._group = group
         self._weights, self._shape, self._structure, self._tiled = weights, shape, structure, tiled
         self._num_q, self._num_kv = shape.num_heads, shape.kv_heads[0]
         self._in_buckets = weights.head.packed
@@ -65,7 +70,7 @@ class Decoder:
         if padding := self._num_padding_rows(num_rows):
             token_ids = F.pad(token_ids, (0, padding))
             turns = turns.padded(padding)
-        x = F.embedding(token_ids, self._weights.embedding)
+        x = self._group.embed(token_ids, self._weights.embedding)
         if self._structure.embedding_scale != 1.0:
             x = x * torch.tensor(self._structure.embedding_scale, dtype=x.dtype)
         for i, layer in enumerate(self._weights.layers):
@@ -120,11 +125,11 @@ class Decoder:
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, feed-forward, residual."""
-        projected = layer.out(attended)
+        projected = self._group.sum(layer.out(attended))
         x = x + (projected if layer.attended_norm is None else layer.attended_norm(projected))
-        fed = layer.feed_forward(layer.ffn_norm(x))
+        fed = self._group.sum(layer.feed_forward(layer.ffn_norm(x)))
         return x + (fed if layer.ffn_out_norm is None else layer.ffn_out_norm(fed))
 
     def _head(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._weights.head(self._weights.norm(hidden))
+        logits = self._group.whole_logits(self._weights.head(self._weights.norm(hidden)))
         return softcapped(logits, self._structure.final_softcap)

@@ -29,18 +29,26 @@ class Scores:
 
 def score(hidden: Tensor, rows: PromptRows, logits_of: Callable[[Tensor], Tensor]) -> list[Scores]:
     """Of every row, in pieces; hidden (tokens, hidden) is that of the whole step, before the final norm."""
-    flat = torch.from_numpy(rows.flat.astype(np.int64)).to(hidden.device)
     targets = torch.from_numpy(rows.targets.astype(np.int64)).to(hidden.device)
     widest = int(rows.num_top.max())
     return [
         _score(hidden[some], wanted, widest, logits_of)
-        for some, wanted in zip(torch.split(flat, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True)
+        for some, wanted in zip(rows_at_once(rows, hidden.device), torch.split(targets, _ROWS_AT_ONCE), strict=True)
     ]
 
 
+def rows_at_once(rows: PromptRows, device: torch.device) -> tuple[Tensor, ...]:
+    """Which of a step's tokens go through the head together, piece by piece."""
+    return torch.split(torch.from_numpy(rows.flat.astype(np.int64)).to(device), _ROWS_AT_ONCE)
+
+
+def logits_of_tiles(hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """In whole tiles of rows, because each row count that packed weights meet costs memory for good."""
+    return logits_of(F.pad(hidden, (0, 0, 0, -len(hidden) % TILE_ROWS)))[: len(hidden)]
+
+
 def _score(hidden: Tensor, targets: Tensor, widest: int, logits_of: Callable[[Tensor], Tensor]) -> Scores:
-    # Whole tiles of rows, because each row count that packed weights meet costs memory for good.
-    logits = logits_of(F.pad(hidden, (0, 0, 0, -len(hidden) % TILE_ROWS)))[: len(hidden)].float()
+    logits = logits_of_tiles(hidden, logits_of).float()
     own = logits.gather(1, targets[:, None])
     table = torch.log_softmax(logits, -1)
     top_values, top_ids = table.topk(min(widest, table.shape[-1]), dim=-1)

@@ -15,10 +15,19 @@ from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.compute.torch.attention import AttentionSpec, StepAttention, TiledAttention
 from inferloop.engine.compute.torch.cache import PagedCache
 from inferloop.engine.compute.torch.config import TorchConfig
+from inferloop.engine.compute.torch.group import ALONE, Group
 from inferloop.engine.compute.torch.layers.rope import rope_tables
 from inferloop.engine.compute.torch.layout import block_layout
 from inferloop.engine.compute.torch.model import Decoder, Turns
-from inferloop.engine.compute.torch.prompts import Scores, add_up, read_scores, rows_to_pool, score
+from inferloop.engine.compute.torch.prompts import (
+    Scores,
+    add_up,
+    logits_of_tiles,
+    read_scores,
+    rows_at_once,
+    rows_to_pool,
+    score,
+)
 from inferloop.engine.compute.torch.sampler import SampleRows, in_parts, logprobs_of, sample, sample_rows
 from inferloop.engine.compute.torch.weights import ModelWeights, Progress, load_weights
 from inferloop.engine.schedule.step import Int64, StepPlan, StepResult, TokenLogprob
@@ -55,8 +64,10 @@ def _go_on() -> None:
 class TorchRunner:
     """Runs on any torch device. On an accelerator `submit` only enqueues; `wait` fetches the sampled tokens."""
 
-    def __init__(self, header: ModelHeader, weights: ModelWeights, config: TorchConfig) -> None:
-        """`weights` are in the dtype and on the device of `config`. Use `load` for model files."""
+    def __init__(self, header: ModelHeader, weights: ModelWeights, config: TorchConfig, group: Group = ALONE) -> None:
+        """`weights` are in the dtype and on the device of `config`. Use `load` for model files. With a `group` all of
+        that is of this rank's share, steps are not to be given up, and on other ranks than the first they are followed.
+        """
         shape, dtype = header.shape, config.torch_dtype
         self._device = torch.device(config.device)
         context_length = shape.context_length
@@ -76,7 +87,7 @@ class TorchRunner:
         local = header.structure.local_rope
         self._turns = self._table(header.rope, num_positions, context_length, weights.rope_factors, dtype)
         self._local_turns = None if local is None else self._table(local, num_positions, context_length, None, dtype)
-        self._decoder = Decoder(weights, shape, header.structure, tiled=config.deterministic)
+        self._decoder = Decoder(weights, shape, header.structure, tiled=config.deterministic, group=group)
         self._attention = TiledAttention if config.deterministic else StepAttention
         self._attention_spec = AttentionSpec.of(header)
         self._submitted: _Submitted | StepPlan | None = None
@@ -101,8 +112,10 @@ class TorchRunner:
         )
 
     @classmethod
-    def load(cls, files: ModelFiles, config: TorchConfig, *, progress: Progress | None = None) -> TorchRunner:
-        """Read the weights and allocate the KV memory.
+    def load(
+        cls, files: ModelFiles, config: TorchConfig, *, group: Group = ALONE, progress: Progress | None = None
+    ) -> TorchRunner:
+        """Read the weights and allocate the KV memory; with a `group`, of a share of the model.
 
         Raises UsageError for a precision that cannot be, EnvironmentLacksError for a device that is not there or has no
         room for the KV memory, ModelFileError for files that cannot be read.
@@ -119,7 +132,7 @@ class TorchRunner:
             weights = load_weights(
                 files.header, dtype=dtype, device=device, tiled=config.deterministic, progress=progress
             )
-            return cls(files.header, weights, config)
+            return cls(files.header, weights, config, group)
 
     @property
     def info(self) -> RunnerInfo:
@@ -178,6 +191,17 @@ class TorchRunner:
         with torch.inference_mode():
             return self._decoder.logits(self._forward(plan))
 
+    @torch.inference_mode()
+    def follow(self, plan: StepPlan) -> None:
+        """Do this rank's share of what the first rank does in `submit`: the same rows meet in the same order."""
+        hidden = self._forward(plan)
+        if plan.prompt_rows is not None:
+            for some in rows_at_once(plan.prompt_rows, self._device):
+                logits_of_tiles(hidden[some], self._decoder.logits)
+        rows = sample_rows(plan)
+        if len(rows.flat):
+            self._decoder.logits(self._picked(hidden, rows))
+
     def _forward(self, plan: StepPlan, between: Callable[[], None] = _go_on) -> Tensor:
         owner = np.repeat(np.arange(plan.num_sequences), np.diff(plan.offsets))
         positions = np.arange(plan.num_tokens) - plan.offsets[owner] + plan.first_positions[owner]
@@ -199,10 +223,13 @@ class TorchRunner:
         cos, sin = rope_tables(spec, num_positions, context_length, factors)
         return cos.to(self._device, dtype)[:, None], sin.to(self._device, dtype)[:, None]
 
+    def _picked(self, hidden: Tensor, rows: SampleRows) -> Tensor:
+        return hidden if len(rows.flat) == len(hidden) else hidden[torch.from_numpy(rows.flat).to(self._device)]
+
     def _sample(
         self, hidden: Tensor, plan: StepPlan, rows: SampleRows, between: Callable[[], None], *, in_one: bool
     ) -> tuple[Tensor, Tensor]:
-        picked = hidden if len(rows.flat) == len(hidden) else hidden[torch.from_numpy(rows.flat).to(self._device)]
+        picked = self._picked(hidden, rows)
         num_rows = len(picked)
         parts = []
         for of_head, together in in_parts(rows, num_rows if in_one else _HEAD_ROWS):
