@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from inferloop.core.errors import ModelFileError
 from inferloop.models.headers import RopeSpec, read_header
+from inferloop.models.headers.dtypes import GGML_TYPES
 from inferloop.models.headers.gguf import read_gguf_file
 from inferloop.models.resolve import ModelFiles
 
@@ -100,6 +101,12 @@ def test_ends_of_turns_that_a_file_does_not_name_are_found_by_their_text(
     assert read_header(tiny_gguf(edit=edit)).eos_token_ids == expected
     other = tiny_gguf("unknown.gguf", edit=lambda writer: edit(writer, 2))
     assert read_header(other).eos_token_ids == (257,), "what stands for unknown text ends none"
+
+
+def test_every_type_of_the_format_has_its_name_and_blocks() -> None:
+    """A model of types that ours do not compute with may still be meant for another engine."""
+    theirs = {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert {kind: sizes for kind, (_, *sizes) in GGML_TYPES.items()} == {k: list(v) for k, v in theirs.items()}
 
 
 def test_kv_heads_given_per_layer_are_not_read_as_one_number(tiny_gguf: Callable[..., Path]) -> None:
