@@ -15,12 +15,12 @@ import os
 import random
 import resource
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lab.null_server import NullServer, null_server
 
-from inferloop.bench.agenda import in_chains
 from inferloop.bench.drive import DriveOptions, DriveResult, Endpoint, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import Segment, TimedRequest
@@ -30,6 +30,7 @@ from inferloop.measure.timing import RequestTiming, schedule_delay_ms, ttft_ms
 
 _TRUE_TTFT_MS = 20.0
 _TOKENS = 64
+_SEGMENTS = (Segment(0, 20),)
 _BODY = b'{"model":"null","messages":[{"role":"user","content":"%s"}],"max_tokens":64,"stream":true}' % (b"word " * 40)
 
 
@@ -61,18 +62,18 @@ class Seen:
         return self.num_ok * NS_PER_S / max(1, self.last_ns - self.first_ns)
 
 
+def rendered(path: str, timed: TimedRequest) -> RenderedRequest:
+    return RenderedRequest(timed, sys.intern(f"/{path}/v1/chat/completions"), _BODY, 20, 0, False)
+
+
 def requests(path: str, times_s: list[float]) -> list[RenderedRequest]:
-    path = f"/{path}/v1/chat/completions"
-    return [
-        RenderedRequest(TimedRequest(i, t, (Segment(i, 20),), _TOKENS), path, _BODY, 20, 0, False)
-        for i, t in enumerate(times_s)
-    ]
+    return [rendered(path, TimedRequest(i, t, _SEGMENTS, _TOKENS)) for i, t in enumerate(times_s)]
 
 
 def closed(path: str, count: int, users: int) -> list[RenderedRequest]:
-    plan = requests(path, [0.0] * count)
-    timed = in_chains([r.timed for r in plan], users)
-    return [RenderedRequest(t, r.path, r.body, r.num_input_tokens, 0, False) for r, t in zip(plan, timed, strict=True)]
+    """As many users who never pause, each with every `users`-th request."""
+    after = [None if i < users else i - users for i in range(count)]
+    return [rendered(path, TimedRequest(i, 0.0, _SEGMENTS, _TOKENS, after=a)) for i, a in enumerate(after)]
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:

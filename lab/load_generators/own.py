@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab.load_generator import closed, poisson, requests
@@ -20,7 +21,7 @@ from inferloop.measure.quantiles import quantile
 from inferloop.measure.timing import RequestTiming, schedule_delay_ms, ttft_ms
 
 
-def send(task: Task) -> list[RequestTiming]:
+def send(task: Task) -> Sequence[RequestTiming]:
     load = task.load
     if load.rate is None:
         plan = closed(load.path, task.count, load.users)

@@ -8,28 +8,16 @@ conversation. Closed loops, chains without a session, know no lateness: a user w
 from __future__ import annotations
 
 import heapq
+import itertools
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from inferloop.bench.pace import Pacer, Stall
-from inferloop.core.errors import UsageError
+from inferloop.bench.plan import NONE, Planned, Steps
 from inferloop.core.request import TimedRequest
-from inferloop.core.units import NS_PER_S
-
-
-class Planned(Protocol):
-    """What is asked of a request here; see core.request.TimedRequest."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def at_s(self) -> float: ...
-    @property
-    def after(self) -> int | None: ...
-    @property
-    def session(self) -> int | None: ...
 
 
 class Due(NamedTuple):
@@ -40,29 +28,32 @@ class Due(NamedTuple):
 
 
 class Agenda:
-    """Owns the plan of one window, or of a sender's share of it. Raises UsageError for a plan that cannot be followed.
+    """Plays the plan of one window, or of a sender's share of it.
 
     `max_in_flight`: what is due waits for a free slot, its instant stays.
     """
 
-    def __init__(
-        self, plan: Sequence[Planned], *, max_catch_up_ns: int = 250_000_000, max_in_flight: int | None = None
-    ) -> None:
-        self._plan, self._max_in_flight = plan, max_in_flight
-        self._followers = followers(plan)
-        heads = [i for i, request in enumerate(plan) if request.after is None]
-        closed = [i for i in heads if plan[i].session is None and i in self._followers]
-        chained = set(closed)
-        # What is due as the window begins is no backlog, however late a busy machine begins it.
-        at_start = [i for i in heads if i not in chained and not _ns(plan[i].at_s)]
-        self._open = sorted(set(heads).difference(closed, at_start), key=lambda i: (plan[i].at_s, i))
-        self._pacer = Pacer(
-            [_ns(plan[i].at_s) for i in self._open],
-            start_ns=0,
-            max_catch_up_ns=max_catch_up_ns,
-            max_in_flight=max_in_flight,
-        )
-        self._later: list[tuple[int, Due]] = [(_ns(plan[i].at_s), Due(i, None)) for i in closed]
+    def __init__(self, plan: Steps, *, max_catch_up_ns: int = 250_000_000, max_in_flight: int | None = None) -> None:
+        self._max_in_flight = max_in_flight
+        self._at_ns, self._session = plan.at_ns, plan.session
+        self._first, self._next = _followers(plan)
+        opened, closed, at_start = array("i"), [], []
+        for i, (after, at_ns, session) in enumerate(zip(plan.after, plan.at_ns, plan.session, strict=True)):
+            if after != NONE:
+                continue
+            if session == NONE and self._first[i] != NONE:
+                closed.append(i)
+            elif not at_ns:  # what is due as the window begins is no backlog, however late a busy machine begins it
+                at_start.append(i)
+            else:
+                opened.append(i)
+        at = plan.at_ns
+        if any(at[a] > at[b] for a, b in itertools.pairwise(opened)):
+            opened = array("i", sorted(opened, key=at.__getitem__))
+        self._open = opened
+        deadlines = array("q", map(at.__getitem__, opened))
+        self._pacer = Pacer(deadlines, start_ns=0, max_catch_up_ns=max_catch_up_ns, max_in_flight=max_in_flight)
+        self._later: list[tuple[int, Due]] = [(at[i], Due(i, None)) for i in closed]
         self._later += [(0, Due(i, 0)) for i in at_start]
         heapq.heapify(self._later)
         self._ready: deque[tuple[int, Due]] = deque()
@@ -111,67 +102,48 @@ class Agenda:
     def ended(self, position: int, t_end_ns: int, *, failed: bool) -> bool:
         """A request that was sent has ended: what follows it falls due after its gap, or never. Returns whether there
         may be something new to do."""
-        found = self._followers.get(position)
-        if found is None:
+        follower = self._first[position]
+        if follower == NONE:
             return self._max_in_flight is not None
-        for follower in found:
-            request = self._plan[follower]
-            if failed and request.session is not None and request.session == self._plan[position].session:
+        session = self._session[position]
+        while follower != NONE:
+            gap_ns, own = self._at_ns[follower], self._session[follower]
+            if failed and own != NONE and own == session:
                 self.num_dropped_turns += 1 + self._num_after(follower)
-                continue
-            gap_ns = _ns(request.at_s) if request.at_s else 0
-            due_ns = t_end_ns + gap_ns
-            due = Due(follower, None if request.session is None else due_ns)
-            if gap_ns:
-                heapq.heappush(self._later, (due_ns, due))
             else:
-                self._ready.append((due_ns, due))
+                due_ns = t_end_ns + gap_ns
+                due = Due(follower, None if own == NONE else due_ns)
+                if gap_ns:
+                    heapq.heappush(self._later, (due_ns, due))
+                else:
+                    self._ready.append((due_ns, due))
+            follower = self._next[follower]
         return True
 
     def _num_after(self, position: int) -> int:
         num, stack = 0, [position]
         while stack:
-            found = self._followers.get(stack.pop(), ())
+            found = list(self._after(stack.pop()))
             num += len(found)
             stack += found
         return num
 
-
-def followers(plan: Sequence[Planned]) -> dict[int, list[int]]:
-    """Positions of the requests that follow the one at a position. Raises UsageError for one that follows no earlier
-    request of the plan."""
-    position_of: dict[int, int] = {}
-    found: dict[int, list[int]] = {}
-    for position, request in enumerate(plan):
-        if request.after is not None:
-            before = position_of.get(request.after)
-            if before is None:
-                raise UsageError(f"request {request.index} follows {request.after}, which is not before it in the plan")
-            found.setdefault(before, []).append(position)
-        if position_of.setdefault(request.index, position) != position:
-            raise UsageError(f"two requests of the plan are number {request.index}")
-    return found
+    def _after(self, position: int) -> Iterator[int]:
+        follower = self._first[position]
+        while follower != NONE:
+            yield follower
+            follower = self._next[follower]
 
 
-def share_out(plan: Sequence[Planned], num_shares: int) -> list[list[int]]:
-    """Positions for each of `num_shares` senders, in order. Chains stay whole; their heads, and requests that follow
-    none, are dealt in turn, so that each sender has its share of every stretch of the window."""
-    followers(plan)  # checks the plan
-    share_of: dict[int, int] = {}
-    session_share: dict[int, int] = {}
-    shares: list[list[int]] = [[] for _ in range(num_shares)]
-    num_dealt = 0
-    for position, request in enumerate(plan):
-        share = None if request.after is None else share_of[request.after]
-        if share is None and request.session is not None:
-            share = session_share.get(request.session)
-        if share is None:
-            share, num_dealt = num_dealt % num_shares, num_dealt + 1
-        if request.session is not None:
-            session_share.setdefault(request.session, share)
-        share_of[request.index] = share
-        shares[share].append(position)
-    return shares
+def _followers(plan: Steps) -> tuple[array[int], array[int]]:
+    """(the first request that follows the one at a place, the next one that follows the same), or NONE."""
+    first, after_it = array("i", [NONE]) * len(plan), array("i", [NONE]) * len(plan)
+    for place in range(len(plan) - 1, -1, -1):
+        before = plan.after[place]
+        if before != NONE:
+            after_it[place] = first[before]
+            first[before] = place
+    return first, after_it
 
 
 def turns_of(plan: Sequence[Planned]) -> dict[int, tuple[int, int]]:
@@ -193,7 +165,3 @@ def in_chains(plan: Sequence[TimedRequest], num_chains: int) -> list[TimedReques
 
 def _instant(entry: tuple[int, Due]) -> int:
     return entry[0]
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * NS_PER_S)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 from inferloop.bench.agenda import turns_of
 from inferloop.bench.client.head import request_id, trace_id
 from inferloop.bench.engine import EngineReport
 from inferloop.bench.exchange import Outcome
+from inferloop.bench.messages import add_outcome, outcomes_in
 from inferloop.bench.pace import Stall
 from inferloop.bench.render import RenderedRequest
+from inferloop.bench.timings import Timings
 from inferloop.bench.window import DriveResult, OnDone, Stop, StopWhen
+from inferloop.core.errors import UsageError
 from inferloop.measure.timing import RequestTiming
 
 
 class Collector:
     """Owns the result of a window. `halt` is called, once, when the window is to end early.
-    `redact` takes out of a server's words what must not be recorded."""
+    `redact` takes out of a server's words what must not be recorded.
+
+    Where nobody wants to hear of requests as they end, they are kept as the bytes that they came in: in the window that
+    costs next to nothing, and their rows are made after it.
+    """
 
     def __init__(
         self,
@@ -29,23 +37,58 @@ class Collector:
         keep_timings: bool,
         redact: Callable[[str], str],
     ) -> None:
+        """Raises UsageError for a `stop_when` that would never be shown anything."""
+        if stop_when is not None and not keep_timings:
+            raise UsageError("stop_when judges the timings of a window, which are not kept")
         self._redact = redact
         self._requests, self._id_base, self._halt = requests, id_base, halt
         self._on_done, self._stop_when, self._keep = on_done, stop_when, keep_timings
         self._turns = turns_of([r.timed for r in requests])
         self._seen = bytearray(len(requests))
         self._result = DriveResult()
+        self._rows: list[RequestTiming] = []
+        self._positions = array("i")
+        self._kept = bytearray()
+        self._num_counted = 0
+        self._is_deferred = keep_timings and on_done is None and stop_when is None
         self._failure: Exception | None = None
 
     def take(self, outcome: Outcome) -> None:
         """Count it, and tell those who asked to be told. What they raise is kept for `result`."""
+        if self._is_deferred:
+            add_outcome(self._kept, outcome)
+            return
         timing = self._timing(outcome)
-        position = outcome.position
-        self._seen[position] = 1
-        r = self._result
+        self._count(outcome)
         if self._keep:
-            r.timings.append(timing)
-            r.positions.append(position)
+            self._rows.append(timing)
+        if self._failure is not None:
+            return
+        r = self._result
+        try:
+            if self._on_done is not None:
+                self._on_done(outcome.position, timing)
+            if self._stop_when is not None and r.stopped is None:
+                r.stopped = self._stop_when(self._rows)
+                if r.stopped is not None:
+                    self._halt(r.stopped)
+        except Exception as failure:  # raised into an event loop's callback it would be lost
+            self._failure = failure
+            self._halt("cut")
+
+    def take_all(self, outcomes: bytes) -> None:
+        """What a sender told, as messages.add_outcome writes it."""
+        if self._is_deferred:
+            self._kept += outcomes
+            return
+        for _, outcome in outcomes_in(outcomes):
+            self.take(outcome)
+
+    def _count(self, outcome: Outcome) -> None:
+        self._seen[outcome.position] = 1
+        if self._keep:
+            self._positions.append(outcome.position)
+        r = self._result
         if outcome.error is not None and outcome.detail is not None:
             r.details.setdefault(outcome.error, self._redact(outcome.detail))
         stream = outcome.stream
@@ -54,22 +97,17 @@ class Collector:
             r.num_count_mismatches += stream.count_mismatch
             r.num_telling_cache += stream.tells_cached
             told = stream.num_input_tokens
-            r.num_length_mismatches += told is not None and told != timing.num_input_tokens
-        if self._failure is not None:
-            return
-        try:
-            if self._on_done is not None:
-                self._on_done(position, timing)
-            if self._stop_when is not None and r.stopped is None:
-                r.stopped = self._stop_when(r.timings)
-                if r.stopped is not None:
-                    self._halt(r.stopped)
-        except Exception as failure:  # raised into an event loop's callback it would be lost
-            self._failure = failure
-            self._halt("cut")
+            r.num_length_mismatches += told is not None and told != self._requests[outcome.position].num_input_tokens
+
+    def _count_kept(self) -> None:
+        """Those that were not counted as they came."""
+        for _, outcome in outcomes_in(self._kept, self._num_counted):
+            self._count(outcome)
+        self._num_counted = len(self._kept)
 
     def lost(self, share: Sequence[int], until_s: float, now_ns: int, why: str) -> None:
         """A sender died: what it had to send by now, and did not tell of, failed in the load generator."""
+        self._count_kept()
         missing = [i for i in share if not self._seen[i] and self._requests[i].timed.after is None]
         due = [i for i in missing if self._requests[i].timed.at_s <= max(0.0, until_s)] or missing[:1]
         due = due or [i for i in share if not self._seen[i]][:1] or list(share[:1])
@@ -80,7 +118,11 @@ class Collector:
         """All in all. Raises what `on_done` or `stop_when` raised."""
         if self._failure is not None:
             raise self._failure
+        self._count_kept()
         r = self._result
+        r.timings, r.positions = self._rows, self._positions
+        if self._is_deferred:
+            r.timings = Timings(self._kept, self._timing)
         r.num_forgone = sum(report.num_forgone for report in reports)
         r.num_dropped_turns = sum(report.num_dropped_turns for report in reports)
         r.num_capped = sum(report.num_capped for report in reports)

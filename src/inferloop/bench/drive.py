@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inferloop.backends.endpoint import Endpoint
-from inferloop.bench.agenda import share_out
 from inferloop.bench.client.garbage import quiet_collector
 from inferloop.bench.client.head import new_base
 from inferloop.bench.collector import Collector
-from inferloop.bench.engine import Engine, EngineReport, Item
+from inferloop.bench.engine import Engine, EngineReport
 from inferloop.bench.messages import Job
+from inferloop.bench.plan import share_out, steps_of
 from inferloop.bench.render import RenderedRequest
 from inferloop.bench.senders import Sender, SenderDiedError, core_for
+from inferloop.bench.share import Share, parts
 from inferloop.bench.window import DriveOptions, DriveResult, OnDone, SenderStats, Stop, StopWhen
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 
@@ -62,6 +63,7 @@ class _Window:
     ) -> None:
         self._target, self._options, self._id_base = target, options, new_base()
         self._requests = requests
+        self._steps = steps_of([r.timed for r in requests])
         self._collector = Collector(
             requests,
             self._id_base,
@@ -76,22 +78,27 @@ class _Window:
 
     async def here(self) -> DriveResult:
         """In this process, on this event loop."""
-        items = [self._item(i) for i in range(len(self._requests))]
+        share = Share()
+        for part in parts(self._requests, self._steps, range(len(self._requests))):
+            share.append(part)
         take = self._collector.take
-        engine = self._engine = Engine(items, self._target, self._options, self._id_base, deliver=take)
+        engine = self._engine = Engine(share, self._target, self._options, self._id_base, deliver=take)
         await engine.prepare()
         return self._collector.result([await engine.run(time.monotonic_ns())])
 
     async def elsewhere(self) -> DriveResult:
         """In processes of their own."""
         o = self._options
-        shares = share_out([r.timed for r in self._requests], o.num_senders)
+        shares = share_out(self._steps, o.num_senders)
         self._target.tls()  # a file that cannot be read is told before anything starts
         try:
-            for number, share in enumerate(shares):
-                sender = Sender(self._collector.take)
-                await sender.start(self._job(number, share))
+            jobs = [self._job(number, len(share)) for number, share in enumerate(shares)]
+            for _ in shares:
+                sender = Sender(self._collector.take_all)
+                await sender.start()
                 self._senders.append(sender)
+            hands = zip(self._senders, jobs, shares, strict=True)
+            await asyncio.gather(*(s.hand(job, parts(self._requests, self._steps, share)) for s, job, share in hands))
             with contextlib.suppress(SenderDiedError):  # told below
                 await asyncio.gather(*(sender.ready for sender in self._senders))
             start_ns = time.monotonic_ns() + _LEAD_NS
@@ -134,7 +141,7 @@ class _Window:
         for sender in self._senders:
             sender.halt(how)
 
-    def _job(self, number: int, share: Sequence[int]) -> Job:
+    def _job(self, number: int, num_requests: int) -> Job:
         o, target = self._options, self._target
         options = replace(
             o,
@@ -152,13 +159,8 @@ class _Window:
             options=options,
             core=core_for(o.sender_cores, number),
             id_base=self._id_base.to_bytes(16, "big"),
-            items=[self._item(i) for i in share],
+            num_requests=num_requests,
         )
-
-    def _item(self, position: int) -> Item:
-        request = self._requests[position]
-        t = request.timed
-        return Item(position, t.index, t.at_s, t.after, t.session, request.path, request.body)
 
 
 def _part(total: int, number: int, count: int) -> int:

@@ -8,7 +8,7 @@ import os
 import resource
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,23 +23,13 @@ from inferloop.bench.client.pool import Pool
 from inferloop.bench.client.priority import priority
 from inferloop.bench.client.timer import make_timer
 from inferloop.bench.exchange import CUT_OFF, Exchange, Outcome
+from inferloop.bench.plan import NONE
+from inferloop.bench.share import Share
 from inferloop.bench.window import TICK_NS, DriveOptions, SenderStats, Stop
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 
 _AT_START_NS = NS_PER_MS
 _TOGETHER = 32
-
-
-class Item(msgspec.Struct, array_like=True, gc=False):
-    """A request of a sender's share. `position` is its place in the whole plan; the rest as in TimedRequest."""
-
-    position: int
-    index: int
-    at_s: float
-    after: int | None
-    session: int | None
-    path: str
-    body: bytes
 
 
 class EngineReport(msgspec.Struct, array_like=True):
@@ -62,7 +52,7 @@ class Engine:
 
     def __init__(
         self,
-        items: Sequence[Item],
+        share: Share,
         endpoint: Endpoint,
         options: DriveOptions,
         id_base: int,
@@ -70,13 +60,13 @@ class Engine:
         deliver: Callable[[Outcome], None],
         tick: Callable[[], None] | None = None,
     ) -> None:
-        """Raises UsageError for a plan that cannot be followed, or an endpoint that cannot be spoken to."""
-        self._items, self._options = items, options
+        """Raises UsageError for an endpoint that cannot be spoken to."""
+        self._share, self._options = share, options
         self._deliver, self._on_tick = deliver, tick
         self._head = HeadWriter(endpoint, id_base)
         self._pool = Pool(endpoint, max_connections=options.max_connections)
         self._agenda = Agenda(
-            items,
+            share.steps,
             max_catch_up_ns=round(options.max_catch_up_ms * NS_PER_MS),
             max_in_flight=options.max_in_flight,
         )
@@ -93,8 +83,9 @@ class Engine:
     async def prepare(self) -> None:
         """Open connections: as many as asked for, but no more than requests can be in flight, and enough for those
         that are due at the start."""
-        heads = [item.at_s for item in self._items if item.after is None]
-        at_start = sum(at_s * NS_PER_S <= _AT_START_NS for at_s in heads)
+        steps = self._share.steps
+        heads = [at_ns for at_ns, after in zip(steps.at_ns, steps.after, strict=True) if after == NONE]
+        at_start = sum(at_ns <= _AT_START_NS for at_ns in heads)
         count = min(len(heads), max(self._options.num_connections, at_start))
         await self._pool.open(min(count, self._options.max_in_flight or count))
 
@@ -111,7 +102,7 @@ class Engine:
             self._ticker.arm(self._next_tick_ns)
             cpu_ns = time.process_time_ns()
             try:
-                if self._items:
+                if len(self._share):
                     self._arm()
                     self._check_over()
                     await self._over.wait()
@@ -203,12 +194,11 @@ class Engine:
     def _make(self, place: int, t_intended_ns: int | None) -> tuple[Exchange, Connection | None]:
         """A request ready to go, and what it goes out on. Without an idle connection the cost of opening one counts as
         the server's, but a wait for one of those that are busy as the client's lateness."""
-        item = self._items[place]
-        payload = self._head.write(item.position, item.path, item.body)
-        item.body = b""  # a long prompt is kept no longer than it is needed
+        position, path, body = self._share.take(place)
+        payload = self._head.write(position, path, body)
         self._num_bytes_sent += len(payload)
         self._num_started += 1
-        exchange = Exchange(self, place, item.position, payload, t_intended_ns)
+        exchange = Exchange(self, place, position, payload, t_intended_ns)
         now_ns = exchange.t_begin_ns
         if self._first_send_ns is None:
             self._first_send_ns = self._gauge_ns = now_ns

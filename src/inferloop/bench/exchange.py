@@ -19,7 +19,7 @@ _MAX_EXCERPT = 300
 _ENDED_BY_ITSELF = (None, "empty_stream", "truncated")
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ended"):
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What became of the request at `position` of the plan. All times are monotonic ns.
 
     `stream` is None when no answer began. `detail` is for people; the class is in `error`.

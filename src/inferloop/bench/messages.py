@@ -7,16 +7,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from inferloop.bench.engine import EngineReport, Item
+from inferloop.bench.engine import EngineReport
 from inferloop.bench.exchange import Outcome
+from inferloop.bench.share import Part
 from inferloop.bench.window import DriveOptions, Stop
 
 _LENGTH = struct.Struct(">I")
 
 
 class Job(msgspec.Struct, tag="job", array_like=True):
-    """To a sender, first of all. Its options are its share of the window's. The key travels here, never in arguments
-    that others can read."""
+    """To a sender, first of all; `num_requests` follow in parts. Its options are its share of the window's. The key
+    travels here, never in arguments that others can read."""
 
     url: str
     api_key: str | None
@@ -25,7 +26,7 @@ class Job(msgspec.Struct, tag="job", array_like=True):
     options: DriveOptions
     core: int | None
     id_base: bytes
-    items: list[Item]
+    num_requests: int
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
@@ -48,32 +49,50 @@ class Refused(msgspec.Struct, tag="refused", array_like=True):
     text: str
 
 
+class Ended(msgspec.Struct, tag="ended", array_like=True):
+    """From a sender: requests that have ended, in that order, as `add_outcome` writes them."""
+
+    outcomes: bytes
+
+
 class Report(msgspec.Struct, tag="report", array_like=True):
     """From a sender, last of all."""
 
     report: EngineReport
 
 
-ToSender = Job | Start | Halt
-FromSender = Ready | Outcome | Refused | Report
+ToSender = Job | Part | Start | Halt
+FromSender = Ready | Ended | Refused | Report
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 decode_to_sender = msgspec.msgpack.Decoder(ToSender).decode
 decode_from_sender = msgspec.msgpack.Decoder(FromSender).decode
-
-
-def add_to(outbox: bytearray, message: ToSender | FromSender) -> None:
-    """Append it, behind its length."""
-    start = len(outbox)
-    outbox += b"\0\0\0\0"
-    _encode_into(message, outbox, -1)
-    _LENGTH.pack_into(outbox, start, len(outbox) - start - _LENGTH.size)
+_decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
 
 
 def framed(message: ToSender | FromSender) -> bytes:
-    out = bytearray()
-    add_to(out, message)
+    """Behind its length."""
+    out = bytearray(_LENGTH.size)
+    _encode_into(message, out, -1)
+    _LENGTH.pack_into(out, 0, len(out) - _LENGTH.size)
     return bytes(out)
+
+
+def add_outcome(outbox: bytearray, outcome: Outcome) -> None:
+    """Append it, behind its length."""
+    start = len(outbox)
+    outbox += b"\0\0\0\0"
+    _encode_into(outcome, outbox, -1)
+    _LENGTH.pack_into(outbox, start, len(outbox) - start - _LENGTH.size)
+
+
+def outcomes_in(data: bytes | bytearray, start: int = 0) -> Iterator[tuple[int, Outcome]]:
+    """(where it begins, it) of all that `add_outcome` appended, from one that begins at `start` on."""
+    with memoryview(data) as view:
+        while start < len(view):
+            end = start + _LENGTH.size + _LENGTH.unpack_from(view, start)[0]
+            yield start, _decode_outcome(view[start + _LENGTH.size : end])
+            start = end
 
 
 class Frames:

@@ -8,6 +8,7 @@ the stall is forgone, counted and reported.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Pacer:
         max_catch_up_ns: int = 250_000_000,
         max_in_flight: int | None = None,
     ) -> None:
-        self._deadlines = [start_ns + offset for offset in offsets_ns]
+        self._deadlines = array("q", (start_ns + offset for offset in offsets_ns))
         self._max_catch_up_ns, self._max_in_flight = max_catch_up_ns, max_in_flight
         self._next = 0
         self._waiting: deque[int] = deque()

@@ -31,7 +31,7 @@ class PlainReader:
             return _failed("protocol")
         if answer.error is not None or not answer.choices:
             return _failed("protocol")
-        has_output, is_answer, text = answer.choices[0].content()
+        has_output, is_answer, _ = answer.choices[0].content()
         usage, timings = answer.usage, answer.inferloop
         total = None if usage is None else usage.completion_tokens
         count = int(has_output) if total is None else total
@@ -49,7 +49,6 @@ class PlainReader:
             self._t_last_ns if is_answer else None,
             "frames" if total is None else "usage",
             False,
-            text,
             tells_cached=cached is not None,
         )
 

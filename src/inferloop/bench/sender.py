@@ -19,7 +19,20 @@ from inferloop.backends.endpoint import Endpoint
 from inferloop.bench.client.priority import go_first
 from inferloop.bench.engine import Engine
 from inferloop.bench.exchange import Outcome
-from inferloop.bench.messages import Frames, Halt, Job, Ready, Refused, Report, Start, add_to, decode_to_sender
+from inferloop.bench.messages import (
+    Ended,
+    Frames,
+    Halt,
+    Job,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    add_outcome,
+    decode_to_sender,
+    framed,
+)
+from inferloop.bench.share import Part, Share
 from inferloop.bench.window import Stop
 from inferloop.core.errors import UsageError
 from inferloop.core.secret import Secret
@@ -34,9 +47,12 @@ class _Link(asyncio.Protocol):
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.job: asyncio.Future[Job] = loop.create_future()
+        """Done when all of its requests have come, in `share`."""
+        self.share = Share()
         self.start_ns: asyncio.Future[int] = loop.create_future()
         self.engine: Engine | None = None
         self.halted: Stop | None = None
+        self._job: Job | None = None
         self._frames = Frames()
         self._outbox = bytearray()
         self._num_ticks = 0
@@ -48,7 +64,11 @@ class _Link(asyncio.Protocol):
         for message in self._frames.feed(data):
             match decode_to_sender(message):
                 case Job() as job:
-                    self.job.set_result(job)
+                    self._job = job
+                    self._check_whole()
+                case Part() as part:
+                    self.share.append(part)
+                    self._check_whole()
                 case Start(start_ns):
                     self.start_ns.set_result(start_ns)
                 case Halt(how):
@@ -61,7 +81,7 @@ class _Link(asyncio.Protocol):
 
     def tell(self, outcome: Outcome) -> None:
         """Encoded at once and sent later, so that neither is ever much work."""
-        add_to(self._outbox, outcome)
+        add_outcome(self._outbox, outcome)
         if len(self._outbox) >= _FLUSH_BYTES:
             self.flush()
 
@@ -71,12 +91,17 @@ class _Link(asyncio.Protocol):
             self.flush()
 
     def flush(self) -> None:
-        self._transport.write(bytes(self._outbox))
+        self._transport.write(framed(Ended(bytes(self._outbox))))
         self._outbox.clear()
 
     def say(self, message: Ready | Refused | Report) -> None:
-        add_to(self._outbox, message)
-        self.flush()
+        if self._outbox:
+            self.flush()
+        self._transport.write(framed(message))
+
+    def _check_whole(self) -> None:
+        if self._job is not None and len(self.share) == self._job.num_requests:
+            self.job.set_result(self._job)
 
 
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -98,7 +123,7 @@ async def _send(sock: socket.socket) -> None:
         api_key = None if job.api_key is None else Secret(job.api_key)
         endpoint = Endpoint(job.url, api_key, ca_file, job.insecure)
         base = int.from_bytes(job.id_base, "big")
-        engine = Engine(job.items, endpoint, job.options, base, deliver=link.tell, tick=link.tick)
+        engine = Engine(link.share, endpoint, job.options, base, deliver=link.tell, tick=link.tick)
     except UsageError as error:
         link.say(Refused(str(error)))
         await loop.create_future()

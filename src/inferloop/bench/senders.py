@@ -8,11 +8,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from inferloop.bench.engine import EngineReport
-from inferloop.bench.exchange import Outcome
-from inferloop.bench.messages import Frames, Halt, Job, Ready, Refused, Report, Start, decode_from_sender, framed
+from inferloop.bench.messages import Ended, Frames, Halt, Job, Ready, Refused, Report, Start, decode_from_sender, framed
+from inferloop.bench.share import Part
 from inferloop.bench.window import Stop
 from inferloop.core.errors import UsageError
 
@@ -24,23 +24,34 @@ class SenderDiedError(Exception):
 
 
 class Sender(asyncio.Protocol):
-    """One process. `on_outcome` is called on the event loop, in the order in which requests ended."""
+    """One process. `on_ended` is called on the event loop with what messages.outcomes_in reads, in the order in which
+    requests ended."""
 
-    def __init__(self, on_outcome: Callable[[Outcome], None]) -> None:
+    def __init__(self, on_ended: Callable[[bytes], None]) -> None:
         loop = asyncio.get_running_loop()
-        self._on_outcome = on_outcome
+        self._on_ended = on_ended
         self._frames = Frames()
+        self._writable = asyncio.Event()
         self.begun = False
         self.ready: asyncio.Future[None] = loop.create_future()
         self.report: asyncio.Future[EngineReport] = loop.create_future()
         """Raises SenderDiedError, as `ready` does; UsageError for a job that it cannot use."""
 
-    async def start(self, job: Job) -> None:
-        """Launch it and hand it its share. Raises OSError when it cannot be started."""
+    async def start(self) -> None:
+        """Launch it. Raises OSError when it cannot be started."""
         ours, self._process = _launch()
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         self._transport = transport
+        self._writable.set()
+
+    async def hand(self, job: Job, parts: Iterable[Part]) -> None:
+        """Its job and its share, no faster than it reads; nothing to one that has ended."""
         self._transport.write(framed(job))
+        for part in parts:
+            await self._writable.wait()
+            if self._transport.is_closing():
+                return
+            self._transport.write(framed(part))
 
     @property
     def pid(self) -> int:
@@ -72,8 +83,8 @@ class Sender(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for data_ in self._frames.feed(data):
             match decode_from_sender(data_):
-                case Outcome() as outcome:
-                    self._on_outcome(outcome)
+                case Ended(outcomes):
+                    self._on_ended(outcomes)
                 case Ready():
                     self.ready.set_result(None)
                 case Refused(text):
@@ -81,7 +92,14 @@ class Sender(asyncio.Protocol):
                 case Report(report):
                     self.report.set_result(report)
 
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._writable.set()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode

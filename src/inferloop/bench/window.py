@@ -94,9 +94,10 @@ class DriveResult:
     failed (`num_dropped_turns`).
     """
 
-    timings: list[RequestTiming] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    """In the plan, of each of `timings`, which come in the order in which they ended."""
+    timings: Sequence[RequestTiming] = field(default=(), repr=False)  # asyncio takes the repr of a task's result
+    """In the order in which requests ended. Where nobody asked for them in the window they are made at each look."""
+    positions: Sequence[int] = field(default=(), repr=False)
+    """In the plan, of each of `timings`."""
     stopped: Stop | None = None
     """How `stop_when` ended the window, if it did."""
     in_flight: float | None = None

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferloop.bench.agenda import Agenda, Due, in_chains, share_out, turns_of
+from inferloop.bench.agenda import Agenda, Due, in_chains, turns_of
+from inferloop.bench.plan import share_out, steps_of
 from inferloop.core.errors import UsageError
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.units import NS_PER_MS, NS_PER_S
@@ -22,7 +23,7 @@ def request(index: int, at_s: float, after: int | None = None, session: int | No
 
 def play(plan: Sequence[TimedRequest], service_ns: int, **how: int) -> list[tuple[Due, int]]:
     """What is sent when by a perfect client of a server that answers after `service_ns`; every answer is a success."""
-    agenda, now, sent = Agenda(plan, **how), 0, []
+    agenda, now, sent = Agenda(steps_of(plan), **how), 0, []
     running: list[tuple[int, int]] = []
     while True:
         for due in agenda.due(now, len(running)):
@@ -79,7 +80,7 @@ def test_a_failed_turn_drops_the_rest_of_its_session_and_of_no_other() -> None:
         request(3, 1.0, 0),
         request(4, 0.0, 3),
     ]
-    agenda = Agenda(plan)
+    agenda = Agenda(steps_of(plan))
     assert agenda.due(0) == [Due(0, 0)]
     agenda.ended(0, 10, failed=True)
     assert agenda.num_dropped_turns == 2
@@ -91,27 +92,27 @@ def test_a_failed_turn_drops_the_rest_of_its_session_and_of_no_other() -> None:
 
 def test_turns_after_one_that_was_forgone_are_forgone_too() -> None:
     plan = [request(0, 0.1, None, 1), request(1, 1.0, 0, 1), request(2, 0.9), request(3, 2.0)]
-    agenda = Agenda(plan, max_catch_up_ns=250 * NS_PER_MS)
+    agenda = Agenda(steps_of(plan), max_catch_up_ns=250 * NS_PER_MS)
     assert agenda.due(NS_PER_S) == [Due(2, 900 * NS_PER_MS)]
     assert agenda.num_forgone == 2
     assert (agenda.stalls[0].late_ns, agenda.stalls[0].num_forgone) == (900 * NS_PER_MS, 1)
 
 
 def test_a_closed_loop_is_never_forgone() -> None:
-    agenda = Agenda(in_chains([request(i, 0.0) for i in range(4)], 2), max_catch_up_ns=1)
+    agenda = Agenda(steps_of(in_chains([request(i, 0.0) for i in range(4)], 2)), max_catch_up_ns=1)
     assert [due.position for due in agenda.due(NS_PER_S)] == [0, 1]
     assert agenda.num_forgone == 0
 
 
 def test_a_burst_is_sent_however_late_the_window_begins() -> None:
-    agenda = Agenda([request(i, 0.0) for i in range(3)], max_catch_up_ns=1)
+    agenda = Agenda(steps_of([request(i, 0.0) for i in range(3)]), max_catch_up_ns=1)
     assert agenda.due(NS_PER_S) == [Due(i, 0) for i in range(3)]
     assert (agenda.num_forgone, agenda.finished) == (0, True)
 
 
 def test_a_late_wake_releases_all_kinds_in_the_order_in_which_they_fell_due() -> None:
     plan = [request(0, 0.004), request(1, 0.0), request(2, 0.002), request(3, 0.003), request(4, 0.0, 3)]
-    agenda = Agenda(plan)
+    agenda = Agenda(steps_of(plan))
     ms = NS_PER_MS
     assert agenda.due(7 * ms) == [Due(1, 0), Due(2, 2 * ms), Due(3, None), Due(0, 4 * ms)]
     agenda.ended(3, 9 * ms, failed=False)
@@ -134,17 +135,20 @@ def test_a_cap_holds_for_all_kinds_together() -> None:
         ([request(0, 0.0, 1), request(1, 0.0)], "follows 1"),
         ([request(0, 0.0, 0)], "follows 0"),
         ([request(3, 0.0), request(3, 1.0)], "are number 3"),
+        ([request(0, 0.0), request(0, 1.0)], "are number 0"),
+        ([request(0, 0.0), request(1, 0.0, -1)], "follows -1"),
+        ([request(5, 0.0), request(4, 0.0, 3), request(3, 0.0)], "follows 3"),
     ],
 )
 def test_plans_that_cannot_be_followed_are_refused(plan: list[TimedRequest], what: str) -> None:
     with pytest.raises(UsageError, match=what):
-        Agenda(plan)
+        steps_of(plan)
 
 
 @given(st.lists(st.integers(-3, 60), max_size=60), st.integers(1, 5))
 def test_shares_hold_everything_once_and_chains_whole(after: list[int], num_shares: int) -> None:
     plan = [request(i, 0.0, a if 0 <= a < i else None, session=i % 4 if a < -1 else None) for i, a in enumerate(after)]
-    shares = share_out(plan, num_shares)
+    shares = [list(share) for share in share_out(steps_of(plan), num_shares)]
     assert sorted(i for share in shares for i in share) == list(range(len(plan)))
     where = {i: number for number, share in enumerate(shares) for i in share}
     for i, r in enumerate(plan):
@@ -153,4 +157,5 @@ def test_shares_hold_everything_once_and_chains_whole(after: list[int], num_shar
 
 
 def test_open_arrivals_are_dealt_in_turn() -> None:
-    assert share_out([request(i, i / 10) for i in range(7)], 3) == [[0, 3, 6], [1, 4], [2, 5]]
+    shares = share_out(steps_of([request(i, i / 10) for i in range(7)]), 3)
+    assert [list(share) for share in shares] == [[0, 3, 6], [1, 4], [2, 5]]

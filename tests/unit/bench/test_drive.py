@@ -123,7 +123,7 @@ def chain(count: int, num_chains: int = 1) -> list[RenderedRequest]:
     return [replace(r, timed=t) for r, t in zip(plan, timed, strict=True)]
 
 
-def check(timings: list[RequestTiming]) -> None:
+def check(timings: Sequence[RequestTiming]) -> None:
     assert [violations(t) for t in timings] == [()] * len(timings)
 
 

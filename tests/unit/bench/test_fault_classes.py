@@ -16,6 +16,7 @@ import pytest
 from inferloop.bench.agenda import Agenda
 from inferloop.bench.checks import Checks, self_checks
 from inferloop.bench.drive import DriveResult
+from inferloop.bench.plan import steps_of
 from inferloop.bench.render import RenderedRequest, RenderOptions, render
 from inferloop.bench.stream import StreamReader
 from inferloop.contract.load import parse
@@ -51,7 +52,7 @@ def play(
     """A perfect client with so many connections, of a server that answers after `service_ms` however many it has, but
     not while it is frozen: what had come by then is answered when it thaws. (requests, end in ns)"""
     plan = [TimedRequest(i, t, OWN, 1) for i, t in enumerate(times_s)]
-    agenda, now = Agenda(plan, max_in_flight=in_flight), 0
+    agenda, now = Agenda(steps_of(plan), max_in_flight=in_flight), 0
     frozen, thawed = (round(t * NS_PER_S) for t in frozen_s)
     running: list[tuple[int, int]] = []
     made: list[RequestTiming] = []

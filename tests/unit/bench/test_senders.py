@@ -16,7 +16,6 @@ import pytest
 from tests.unit.bench.test_connections import FRAMED, Server, always, run, serving
 
 from inferloop.bench.drive import DriveOptions, Endpoint, drive
-from inferloop.bench.engine import Item
 from inferloop.bench.messages import (
     Frames,
     FromSender,
@@ -29,8 +28,10 @@ from inferloop.bench.messages import (
     decode_to_sender,
     framed,
 )
+from inferloop.bench.plan import steps_of
 from inferloop.bench.render import RenderedRequest
 from inferloop.bench.senders import Sender, _launch
+from inferloop.bench.share import parts
 from inferloop.core.errors import UsageError
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.units import NS_PER_MS
@@ -122,13 +123,14 @@ async def test_a_sender_that_dies_before_the_window_is_told_too(monkeypatch: pyt
 
 
 async def test_a_sender_heeds_a_word_that_comes_before_it_has_begun() -> None:
-    items = [Item(0, 0, 3600.0, None, None, "/v1/chat/completions", b"{}")]
-    job = Job("http://127.0.0.1:9", None, None, False, DriveOptions(**PATIENT), None, bytes(16), items)
+    later = plan(2, every_s=3600.0)[1:]
+    job = Job("http://127.0.0.1:9", None, None, False, DriveOptions(**PATIENT), None, bytes(16), 1)
     for is_ready in (True, False):
         sender = Sender(lambda _: None)
-        await sender.start(job)
+        await sender.start()
         try:
             async with asyncio.timeout(60):
+                await sender.hand(job, parts(later, steps_of([r.timed for r in later]), [0]))
                 if is_ready:
                     await sender.ready
                 sender.begin(time.monotonic_ns())
