@@ -193,7 +193,8 @@ def ladder(streams: Sequence[str], cache: PrefixCache, *, reuse: float = 0.0) ->
         )
         planned = render(workload.requests, Words(), RenderOptions("m"))
         timings = [cache.answer(r, round(r.timed.at_s * NS_PER_S)) for r in planned]
-        result = DriveResult(timings=timings, counted_by=Counter({"usage": len(timings)}), num_telling_cache=128)
+        counted = Counter({"usage": len(timings)})
+        result = DriveResult(timings=timings, positions=range(128), counted_by=counted, num_telling_cache=128)
         checks = self_checks(result, timings, planned, SLO, workload.prefix_reuse)
         found.append((quantiles_ms("ttft_ms", timings, from_intended=False)[0], checks))
     return found
