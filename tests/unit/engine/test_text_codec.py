@@ -124,19 +124,31 @@ def test_a_damaged_tokenizer_is_named(tiny_directory: Callable[..., Path]) -> No
         codec_of(folder)
 
 
-def test_a_tokenizer_larger_than_the_embedding_is_refused(tiny_directory: Callable[..., Path]) -> None:
-    folder = tiny_directory()
-    with pytest.raises(ModelFileError, match="258 rows"):
-        add_token(folder)
-        codec_of(folder)
-
-
-def add_token(folder: Path) -> None:
-    from tokenizers import Tokenizer
-
+def add_token(folder: Path, text: str = "one more") -> Path:
     inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    inner.add_tokens(["one more"])
+    inner.add_tokens([text])
     inner.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_token_without_a_row_is_spelled_out(tiny_directory: Callable[..., Path]) -> None:
+    """Gemma 3's text models come with a token for images that their embedding has no row for."""
+    codec = codec_of(add_token(tiny_directory(template=PRINTS_BOS)))
+    assert codec.encode_text("one more") == (BOS, *b"one more")
+    assert codec.tokenizer.vocab_size == 258
+
+
+def test_a_tokenizer_of_another_model_is_refused(tiny_directory: Callable[..., Path]) -> None:
+    """A piece without a row, or a token that prompts are written with."""
+    with pytest.raises(ModelFileError, match="'<turn>' lies outside the 258 rows"):
+        codec_of(add_token(tiny_directory("turns", template="<turn>" + PRINTS_BOS), "<turn>"))
+    folder = tiny_directory("pieces")
+    file = folder / "tokenizer.json"
+    said = json.loads(file.read_text())
+    said["model"]["vocab"]["ab"] = 258
+    file.write_text(json.dumps(said))
+    with pytest.raises(ModelFileError, match="258 rows"):
+        codec_of(folder)
 
 
 def test_the_tokenizers_digest_follows_its_files(tiny_directory: Callable[..., Path]) -> None:

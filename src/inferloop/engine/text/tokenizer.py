@@ -120,15 +120,33 @@ def _from_directory(files: ModelFiles) -> Tokenizer:
         inner = Inner.from_buffer(raw)
     except Exception as problem:  # the library raises bare Exception
         raise ModelFileError(f"{file}: cannot be read as a tokenizer: {problem}") from problem
+    texts = _special_texts(files.path / "tokenizer_config.json")
+    inner = _without_rowless(inner, raw, files, texts)
     inner.no_truncation()
     inner.no_padding()
-    texts = _special_texts(files.path / "tokenizer_config.json")
     begun = inner.encode("a", add_special_tokens=True)
     first = begun.ids[0] if begun.special_tokens_mask[:1] == [1] else None  # "a" is none, an end token comes behind it
     bos = files.header.bos_token_id if first is None else first
     digest = hashlib.sha256(raw + json.dumps(sorted(texts.items())).encode())
     eos = inner.token_to_id(texts["eos_token"]) if "eos_token" in texts else None
     return _build(files, inner, digest.hexdigest(), first is not None, bos, texts, eos)
+
+
+def _without_rowless(inner: Inner, raw: bytes, files: ModelFiles, texts: Mapping[str, str]) -> Inner:
+    """Without tokens that were added beyond the rows of the embedding, such as that for images beside text models of
+    Gemma 3: their text is spelled out like any other. Raises ModelFileError for one that prompts or answers need, which
+    are then of another model."""
+    rows, header = files.header.shape.vocab_size, files.header
+    rowless = {i: t.content for i, t in inner.get_added_tokens_decoder().items() if i >= rows}
+    if not rowless:
+        return inner
+    written = f"{header.chat_template or ''}{header.tool_chat_template or ''}"
+    ends = {texts.get("bos_token"), texts.get("eos_token")}
+    if needed := next((t for t in rowless.values() if t in ends or t in written), None):
+        raise ModelFileError(f"{files.path}: the token {needed!r} lies outside the {rows} rows of the model")
+    told = json.loads(raw)
+    told["added_tokens"] = [token for token in told["added_tokens"] if token["id"] not in rowless]
+    return Inner.from_str(json.dumps(told))
 
 
 def _special_texts(config: Path) -> dict[str, str]:
