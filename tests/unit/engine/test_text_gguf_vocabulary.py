@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
 from inferloop.core.errors import ModelFileError
 from inferloop.engine.text.gguf_tokenizer import build_from_gguf
@@ -13,6 +14,13 @@ from inferloop.engine.text.vocabulary import byte_level_alphabet
 
 FILE = Path("tiny.gguf")
 TOKENS = [*byte_level_alphabet(), "12", "ab", "<end>", "<tool>", "\u0120", "it"][:-2]
+
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Of Mistral Nemo's tokenizer.json."""
 
 
 def metadata(**changes: Any) -> dict[str, object]:
@@ -40,10 +48,24 @@ def pieces(text: str, **changes: Any) -> list[str]:
         ("smollm", ["1", "2", "3"]),
         ("qwen2", ["1", "2", "3"]),
         ("llama-bpe", ["12", "3"]),
+        ("llama3", ["12", "3"]),
+        ("tekken", ["1", "2", "3"]),
     ],
 )
 def test_each_kind_cuts_digits_its_own_way(pre: str, cut: list[str]) -> None:
     assert pieces("123", pre=pre) == cut
+
+
+@pytest.mark.parametrize(
+    "text", ["camelCaseHTTPServer don't /usr/bin//\n\n  x", "ÀÉîö Ñandú 삼겹살 \u0301a", "a/b/\r\n/c 12,345.6 \t\n "]
+)
+def test_words_of_tekken_are_those_of_its_tokenizer_json(text: str) -> None:
+    cutter = pre_tokenizers.Split(Regex(TEKKEN), "isolated")
+    inner, _ = build_from_gguf(metadata(pre="tekken"), FILE)
+    assert inner.pre_tokenizer is not None
+    ours = [part for part, _ in inner.pre_tokenizer.pre_tokenize_str(text)]
+    spelled = {b: c for c, b in byte_level_alphabet().items()}
+    assert ours == ["".join(spelled[b] for b in part.encode()) for part, _ in cutter.pre_tokenize_str(text)]
 
 
 def test_control_and_user_defined_tokens_are_kept_whole() -> None:
@@ -77,7 +99,13 @@ def test_what_cannot_be_rebuilt_is_refused_by_name(changes: dict[str, Any], name
 
 @pytest.mark.parametrize(
     ("changes", "adds"),
-    [({}, False), ({"pre": "llama-bpe"}, True), ({"add_bos_token": True}, True), ({"add_bos_token": False}, False)],
+    [
+        ({}, False),
+        ({"pre": "llama-bpe"}, True),
+        ({"pre": "tekken"}, True),
+        ({"add_bos_token": True}, True),
+        ({"add_bos_token": False}, False),
+    ],
 )
 def test_bos_is_added_where_the_file_or_its_kind_says_so(changes: dict[str, Any], adds: bool) -> None:
     assert build_from_gguf(metadata(**changes), FILE)[1] is adds

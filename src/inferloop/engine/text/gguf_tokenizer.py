@@ -18,6 +18,12 @@ _LLAMA3_WORDS = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""A word also ends where lower case is followed by upper case."""
 
 
 def _gpt2() -> Any:
@@ -41,9 +47,14 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "gpt-2": _gpt2,
     "default": _gpt2,
     "llama-bpe": _words(_LLAMA3_WORDS),
+    "llama3": _words(_LLAMA3_WORDS),
+    "llama-v3": _words(_LLAMA3_WORDS),
     "qwen2": _words(_QWEN2_WORDS),
+    "tekken": _words(_TEKKEN_WORDS),
 }
 """tokenizer.ggml.pre -> how text is cut into words before merging."""
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+"""Those that take a word that is a token without merging, and begin texts with BOS where a file does not say."""
 
 
 def build_from_gguf(metadata: Mapping[str, object], file: Path) -> tuple[Inner, bool]:
@@ -77,10 +88,10 @@ def _byte_level(metadata: Mapping[str, object], file: Path, ids: dict[str, int])
         known = ", ".join(_PRE_TOKENIZERS)
         raise ModelFileError(f"{file}: tokenizer.ggml.pre {pre!r} is not supported (supported: {known})")
     written = read_list(metadata, file, "merges", str)
-    is_llama3 = pre == "llama-bpe"
+    takes_words = pre in _WHOLE_WORDS
     try:
         merges = [tuple(merge.split(" ", 1)) for merge in written]
-        inner = Inner(models.BPE(vocab=ids, merges=merges, ignore_merges=is_llama3))
+        inner = Inner(models.BPE(vocab=ids, merges=merges, ignore_merges=takes_words))
     except Exception as problem:  # the library raises bare Exception, and does not say which merge it is
         wrong = next((f"merge {merge!r} does" for merge in written if not _fits(merge, ids)), "merges do")
         raise ModelFileError(f"{file}: {wrong} not fit the vocabulary") from problem
@@ -88,7 +99,7 @@ def _byte_level(metadata: Mapping[str, object], file: Path, ids: dict[str, int])
     inner.decoder = decoders.ByteLevel()
     if pre == "qwen2":
         inner.normalizer = normalizers.NFC()
-    return inner, is_llama3
+    return inner, takes_words
 
 
 def _fits(merge: str, ids: dict[str, int]) -> bool:
