@@ -53,6 +53,8 @@ def test_a_part_of_a_matrix_is_what_the_whole_has_there(tmp_path: Path, dtype: s
     np.testing.assert_array_equal(read_tensor(part), whole[first:end, left * block : right * block], strict=True)
     assert part.num_bytes == stored_rows(part).size
     np.testing.assert_array_equal(stored_rows(part, 1), stored_rows(part)[1:])  # rows of a part, in turn
+    again = part.part(slice(part.shape[0] - 1, None), slice(part.shape[1] - block, None))
+    np.testing.assert_array_equal(read_tensor(again), whole[end - 1 : end, (right - 1) * block : right * block])
 
 
 def test_a_part_of_a_vector(tmp_path: Path) -> None:

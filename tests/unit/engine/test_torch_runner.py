@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,12 +177,30 @@ def test_info_counts_what_is_there(random_model: RandomModel, tmp_path: Path) ->
 def test_loading_tells_its_progress(random_model: RandomModel, tmp_path: Path) -> None:
     random_model(tmp_path)
     seen: list[tuple[int, int]] = []
-    TorchRunner.load(
-        open_files("tiny", tmp_path),
-        TorchConfig(dtype="fp32", num_blocks=4),
-        progress=lambda n, of: seen.append((n, of)),
+    files = open_files("tiny", tmp_path)
+    TorchRunner.load(files, TorchConfig(dtype="fp32", num_blocks=4), progress=lambda n, of: seen.append((n, of)))
+    num_bytes = sum(info.num_bytes for info in files.header.tensors.values())
+    assert seen[-1] == (num_bytes, num_bytes)
+    assert [n for n, _ in seen] == sorted({n for n, _ in seen})
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_loading_holds_little_beside_the_weights(dtype: str, random_model: RandomModel, tmp_path: Path) -> None:
+    """Of what numpy holds, which is what was read and not yet put in place, and of each stacked matrix once."""
+    random_model(tmp_path, vocab_size=20_000, hidden_size=256, intermediate_size=2048, tie_word_embeddings=False)
+    files = open_files("tiny", tmp_path)
+    size = files.header.tensors["lm_head.weight"].num_bytes
+    assert size == 20_000 * 256 * 4
+    threads = torch.get_num_threads()
+    tracemalloc.start()
+    runner = TorchRunner.load(files, TorchConfig(dtype=dtype, num_blocks=4))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < size / 4
+    assert torch.get_num_threads() == threads
+    assert runner.info.weight_bytes == sum(i.num_bytes for i in files.header.tensors.values()) // (
+        1 if dtype == "fp32" else 2
     )
-    assert seen[-1][0] == seen[-1][1] == len(seen)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -50,7 +50,7 @@ class TensorInfo:
 
         Raises ModelFileError for columns that cut a quantized block, or rows that cut a head of interleaved rows.
         """
-        assert 1 <= len(self.shape) <= 2 and not self.stride, "parts are of whole matrices and vectors"
+        assert 1 <= len(self.shape) <= 2, "parts are of matrices and vectors"
         if len(self.shape) == 1:
             return self._columns(rows)
         first, end = _bounds(rows, self.shape[0])
@@ -60,7 +60,7 @@ class TensorInfo:
         found = replace(
             self,
             shape=(end - first, self.shape[1]),
-            offset=self.offset + first * self.row_bytes,
+            offset=self.offset + first * (self.stride or self.row_bytes),
             num_bytes=(end - first) * self.row_bytes,
             interleaved_heads=(end - first) // each if heads else 0,
         )
@@ -77,7 +77,7 @@ class TensorInfo:
             shape=(*self.shape[:-1], end - first),
             offset=self.offset + first // block * block_bytes,
             num_bytes=self.num_rows * num_bytes,
-            stride=self.row_bytes if num_bytes < self.row_bytes and self.num_rows > 1 else 0,
+            stride=self.stride or (self.row_bytes if num_bytes < self.row_bytes and self.num_rows > 1 else 0),
         )
 
     def _cut(self, what: str, first: int, end: int, into: str) -> ModelFileError:

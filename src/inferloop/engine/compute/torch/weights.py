@@ -1,9 +1,14 @@
-"""Model files -> tensors ready to multiply with: dequantized, q/k in half-split order, QKV and gate/up merged."""
+"""Model files -> tensors ready to multiply with: dequantized, q/k in half-split order, QKV and gate/up merged.
+
+Rows are read, converted and put where they belong a few at a time, so that loading takes little beyond the result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,11 +18,15 @@ from inferloop.engine.compute.stored import half_split, read_tensor
 from inferloop.engine.compute.torch.layers.feed_forward import Experts, FeedForward, Mlp
 from inferloop.engine.compute.torch.layers.linear import Linear
 from inferloop.engine.compute.torch.layers.norm import Norm
-from inferloop.models.headers import ModelHeader
+from inferloop.models.headers import ModelHeader, TensorInfo
 from inferloop.models.headers.structure import Activation
 
+_Held = TypeVar("_Held", Linear, Norm)
 Progress = Callable[[int, int], None]
-"""(weight tensors read, of how many)."""
+"""(bytes of weights read, of how many)."""
+
+_CHUNK_WEIGHTS = 1 << 17
+"""Converted at once, in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +46,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """`rope_factors`: fp32 divisors of the inverse frequencies. `num_bytes` counts every weight of the files once,
-    in the computing precision; a tied embedding that is packed for the head is held twice."""
+    """`rope_factors`: fp32 divisors of the inverse frequencies. `num_bytes` counts what is held: a tied embedding that
+    is packed for the head is held twice."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -56,7 +65,8 @@ def load_weights(
     tiled: bool = False,
     progress: Progress | None = None,
 ) -> ModelWeights:
-    """Reads one tensor at a time, so the peak is the result and one fp32 tensor. `tiled`: for deterministic mode.
+    """The peak is the result and a few rows, or a layer's largest matrix twice while it is packed; the head, which may
+    be larger than all the layers, comes first, when nothing else is held. `tiled`: for deterministic mode.
 
     Raises ModelFileError for a stored format that cannot be read or a layer structure that this runner has not.
     """
@@ -64,18 +74,23 @@ def load_weights(
     if len(set(shape.kv_heads)) > 1:
         raise ModelFileError("the torch runner needs the same number of KV heads in every layer")
     reader = _Reader(header, dtype, device, progress)
+    if shape.tied_embeddings:
+        embedding = reader.matrix("model.embed_tokens.weight")
+        head = Linear(embedding)
+    else:
+        head = Linear(reader.matrix("lm_head.weight"))
+        embedding = reader.matrix("model.embed_tokens.weight")
+    num_shared = embedding.nbytes if shape.tied_embeddings and not head.packed else 0
     layers = tuple(_layer(reader, header, i, tiled) for i in range(shape.num_layers))
-    embedding = reader.tensor("model.embed_tokens.weight")
     norm = reader.norm("model.norm")
-    head = Linear(embedding if shape.tied_embeddings else reader.tensor("lm_head.weight"))
     factors = header.rope.factors_tensor
     return ModelWeights(
         embedding=embedding,
         layers=layers,
         norm=norm,
         head=head,
-        rope_factors=torch.from_numpy(read_tensor(header.tensors[factors])).to(device) if factors else None,
-        num_bytes=reader.num_bytes,
+        rope_factors=reader.values(factors).to(device) if factors else None,
+        num_bytes=reader.num_bytes + head.num_bytes + embedding.nbytes - num_shared,
     )
 
 
@@ -113,6 +128,8 @@ def _mlp(reader: _Reader, prefix: str, activation: Activation) -> Mlp:
 
 
 class _Reader:
+    """`num_bytes`: what is held of what was read so far, but for what `matrix` gave."""
+
     def __init__(
         self, header: ModelHeader, dtype: torch.dtype, device: torch.device, progress: Progress | None
     ) -> None:
@@ -120,40 +137,76 @@ class _Reader:
         self._structure, self._eps = header.structure, header.norm_eps
         self._dtype, self._device = dtype, device
         self._progress, self._num_read = progress, 0
+        self._num_to_read = sum(info.num_bytes for info in header.tensors.values())
         self.num_bytes = 0
 
-    def tensor(self, name: str) -> Tensor:
-        return self._placed(self._values(name), self._dtype)
+    def matrix(self, name: str) -> Tensor:
+        return self._stacked(name)
+
+    def values(self, name: str) -> Tensor:
+        """fp32, in memory of the host."""
+        return self._read(self._tensors[name])
+
+    def vector(self, name: str) -> Tensor:
+        return self.values(name).to(device=self._device, dtype=self._dtype)
 
     def norm(self, name: str) -> Norm:
-        gain = self._values(name + ".weight") + self._structure.norm_offset
-        return Norm(self._placed(gain, torch.float32 if self._structure.fp32_norms else self._dtype), self._eps)
+        gain = self.values(name + ".weight") + self._structure.norm_offset
+        dtype = torch.float32 if self._structure.fp32_norms else self._dtype
+        return self._held(Norm(gain.to(device=self._device, dtype=dtype), self._eps))
 
     def optional_norm(self, name: str) -> Norm | None:
         return self.norm(name) if name + ".weight" in self._tensors else None
 
-    def _values(self, name: str) -> Tensor:
-        info = self._tensors[name]
-        values = torch.from_numpy(half_split(read_tensor(info), info, self._head_dim))
-        self._num_read += 1
-        if self._progress is not None:
-            self._progress(self._num_read, len(self._tensors))
-        return values
-
-    def _placed(self, values: Tensor, dtype: torch.dtype) -> Tensor:
-        converted = values.to(device=self._device, dtype=dtype)
-        self.num_bytes += converted.numel() * converted.element_size()
-        return converted
-
-    def optional(self, name: str) -> Tensor | None:
-        return self.tensor(name) if name in self._tensors else None
-
     def linear(self, *names: str) -> Linear:
         """The modules of these names stacked; a bias that only some of them have is zero in the others."""
-        weights = [self.tensor(name + ".weight") for name in names]
-        biases = [self.optional(name + ".bias") for name in names]
-        stacked = weights[0] if len(weights) == 1 else torch.cat(weights)
-        if all(bias is None for bias in biases):
-            return Linear(stacked)
-        filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-        return Linear(stacked, torch.cat(filled))
+        weights = [name + ".weight" for name in names]
+        biases = [self.vector(name + ".bias") if name + ".bias" in self._tensors else None for name in names]
+        bias = None
+        if any(b is not None for b in biases):
+            lengths = [self._tensors[name].shape[0] for name in weights]
+            empty = torch.zeros(max(lengths), device=self._device, dtype=self._dtype)
+            bias = torch.cat([empty[:n] if b is None else b for n, b in zip(lengths, biases, strict=True)])
+        return self._held(Linear(self._stacked(*weights), bias))
+
+    def _held(self, made: _Held) -> _Held:
+        self.num_bytes += made.num_bytes
+        return made
+
+    def _stacked(self, *names: str) -> Tensor:
+        infos = [self._tensors[name] for name in names]
+        num_rows, num_columns = sum(info.shape[0] for info in infos), infos[0].shape[1]
+        out = torch.empty(num_rows, num_columns, device=self._device, dtype=self._dtype)
+        begin = 0
+        with _one_thread():
+            for info in infos:
+                for part in _rows_at_once(info):
+                    out[begin : begin + part.shape[0]] = self._read(part)
+                    begin += part.shape[0]
+        return out
+
+    def _read(self, info: TensorInfo) -> Tensor:
+        values = torch.from_numpy(half_split(read_tensor(info), info, self._head_dim))
+        self._num_read += info.num_bytes
+        if self._progress is not None:
+            self._progress(self._num_read, self._num_to_read)
+        return values
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """For copies that are too small to be shared: torch's threads would spin while they wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _rows_at_once(info: TensorInfo) -> Iterator[TensorInfo]:
+    """A matrix in parts; interleaved heads stay whole."""
+    num_rows, num_columns = info.shape
+    unit = num_rows // info.interleaved_heads if info.interleaved_heads else 1
+    step = max(_CHUNK_WEIGHTS // (num_columns * unit), 1) * unit
+    return (info.part(slice(begin, begin + step)) for begin in range(0, num_rows, step))
