@@ -113,6 +113,38 @@ def _made_up_text() -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def rank_processes() -> Iterator[Any]:
+    """Ranks 1 and 2, waiting for jobs; they take one after the other."""
+    from inferloop.fleet.act.ranks import RankProcesses
+
+    with RankProcesses(3) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="session")
+def load_split(rank_processes: Any) -> Callable[..., contextlib.AbstractContextManager[Any]]:
+    """load_split(files, config, size) is a context in which a model is computed by `size` (2 or 3) ranks with a thread
+    each, the first one in this process."""
+    import torch
+
+    from inferloop.engine.compute.torch.parallel.lead import LeadRunner
+    from inferloop.engine.compute.torch.parallel.ranks import Ranks
+
+    @contextlib.contextmanager
+    def loaded(files: ModelFiles, config: Any, size: int = 2) -> Iterator[LeadRunner]:
+        before = torch.get_num_threads()
+        ranks = Ranks(rank_processes.ranks.links[: size - 1])
+        runner = LeadRunner.load(files, replace(config, num_threads=1), ranks)
+        try:
+            yield runner
+        finally:
+            runner.close()
+            torch.set_num_threads(before)
+
+    return loaded
+
+
+@pytest.fixture(scope="session")
 def served_model(embedded_model: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of `inferloop serve` with the real model, one process for all tests."""
     folder = tmp_path_factory.mktemp("serve")

@@ -53,7 +53,7 @@ def test_a_rank_that_can_still_speak_says_why() -> None:
     script = f"import os, sys; os.read(0, 1); os.write(0, {said!r}); sys.exit(9)"
     with RankProcesses(2, (sys.executable, "-c", script)) as processes:
         processes.watch()
-        processes.ranks._links[0].send(b"")
+        processes.ranks.links[0].send(b"")
         error = str(processes.ranks.lost.result(60))
     assert "ended with code 9 (RuntimeError: out of memory)" in error
 

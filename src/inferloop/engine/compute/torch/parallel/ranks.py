@@ -19,19 +19,19 @@ class Ranks:
     then nothing else of them can be used."""
 
     def __init__(self, links: Sequence[Link]) -> None:
-        self._links = links
+        self.links = links
         self.size = len(links) + 1
         self.lost: Future[InferloopError] = Future()
 
     def send(self, message: ToRank) -> None:
         """To all. Raises OSError when one is gone."""
         data = encode(message)
-        for link in self._links:
+        for link in self.links:
             link.send(data)
 
     def send_each(self, messages: Sequence[ToRank]) -> None:
         """Of `messages`, to each its own."""
-        for link, message in zip(self._links, messages, strict=True):
+        for link, message in zip(self.links, messages, strict=True):
             link.send(encode(message))
 
     def expect(self, kind: type[T], timeout_s: float) -> list[T]:
@@ -41,7 +41,7 @@ class Ranks:
     def _expect(self, rank: int, kind: type[T], timeout_s: float) -> T:
         who = f"rank {rank} of {self.size}"
         try:
-            said = decode_from_rank(self._links[rank - 1].receive(timeout_s))
+            said = decode_from_rank(self.links[rank - 1].receive(timeout_s))
         except TimeoutError:
             raise LaunchError(f"{who} did not get ready within {timeout_s:g} s") from None
         except OSError:
@@ -54,7 +54,7 @@ class Ranks:
     def last_word(self, rank: int) -> str | None:
         """Of a rank that has ended: why, where it could still say so."""
         try:
-            said = decode_from_rank(self._links[rank - 1].receive(0.1))
+            said = decode_from_rank(self.links[rank - 1].receive(0.1))
         except OSError:
             return None
         return f"{said.kind}: {said.text}" if isinstance(said, Failed) else None
@@ -75,5 +75,5 @@ class Ranks:
 
     def close(self) -> None:
         """They end. Idempotent."""
-        for link in self._links:
+        for link in self.links:
             link.close()
