@@ -58,7 +58,7 @@ class Installation:
 class EngineKind:
     """`distributions` are the packages that mean it is installed, any of them, `program` what may stand on the PATH
     instead; `server_needs` are packages that its server imports beside. `verified` says by what version it was last
-    seen to work here, or that nobody has run it.
+    seen to work here, or that nobody has run it; `tuned`, how the flags that `launch` sets were chosen.
 
     `launch` raises UsageError for options that the engine cannot meet, before anything is started.
     """
@@ -69,6 +69,7 @@ class EngineKind:
     install: str
     reads: tuple[FileKind, ...]
     verified: str
+    tuned: str
     capabilities: Mapping[str, Capability]
     launch: Callable[[Installation, ReplicaOptions], LaunchSpec]
     program: str | None = None
@@ -96,6 +97,11 @@ class Argv:
         for name, value in flags.items():
             self.set(name, value)
         return self
+
+    def get(self, name: str, default: str) -> str:
+        """The value of a flag; for one that is not set, what the engine then takes."""
+        value = self._flags.get(name.replace("-", self._joiner).replace("_", self._joiner))
+        return default if value is None else "on" if value is True else str(value)
 
     def words(self) -> tuple[str, ...]:
         told = [[f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in self._flags.items()]

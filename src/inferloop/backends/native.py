@@ -7,7 +7,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -38,6 +38,7 @@ from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.step import Float32, Float64
 from inferloop.engine.stats import EngineStats
 from inferloop.engine.text.answer import PLAIN_STYLE, AnswerStyle
+from inferloop.engine.text.rendering import PromptCodec, Rendering
 from inferloop.models.identity import ServingIdentity
 
 _THREAD_ABOVE_CHARS = 4096
@@ -46,7 +47,7 @@ _TEMPLATE_CHARS = 32
 """About what a chat template adds to a message, even to an empty one."""
 
 
-class NativeCodec(Protocol):
+class NativeCodec(PromptCodec, Protocol):
     """What engine.text.codec.Codec does."""
 
     def chat_text(
@@ -56,24 +57,6 @@ class NativeCodec(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str: ...
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-    ) -> tuple[int, ...]: ...
-
-    def encode_text(
-        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
-    ) -> tuple[int, ...]: ...
-
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
 
     def detokenizer(self, prompt_ids: Sequence[int] = ()) -> IncrementalDecoder: ...
 
@@ -85,7 +68,7 @@ class GrammarCodec(Protocol):
     def compile_grammar(self, grammar: Grammar) -> Mask: ...
 
 
-class NativeGenerator:
+class NativeGenerator(Rendering):
     """Implements Generator, Pusher, TextCodec and Embedder. `start` before the first request; `stop` ends them all."""
 
     def __init__(
@@ -100,7 +83,8 @@ class NativeGenerator:
         store: BlockStore | None = None,
     ) -> None:
         """`store`: the prefix cache's second tier; the generator's from here on."""
-        self._codec, self._clock = codec, clock or RealClock()
+        self._codec: NativeCodec = codec
+        self._clock = clock or RealClock()
         self._store = store
         self._engine = Engine(runner, config, self._clock, self._on_updates, store)
         self._numbers = itertools.count()
@@ -134,32 +118,6 @@ class NativeGenerator:
 
     def describe(self) -> tuple[GeneratorInfo, EngineStats]:
         return self._info, self._engine.stats()
-
-    def render(
-        self,
-        prompt: Prompt,
-        *,
-        add_generation_prompt: bool = True,
-        add_special_tokens: bool = True,
-        max_tokens: int | None = None,
-    ) -> tuple[int, ...]:
-        if prompt.messages is not None:
-            return self._codec.encode_chat(
-                prompt.messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=prompt.tools,
-                variables=prompt.variables,
-                max_tokens=max_tokens,
-            )
-        if prompt.text is not None:
-            return self._codec.encode_text(prompt.text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
-        return prompt.token_ids or ()
-
-    def decode(self, token_ids: tuple[int, ...]) -> str:
-        return self._codec.decode(token_ids, skip_special=False)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self._codec.token_bytes(token_id)
 
     async def preview(self, request: GenerateRequest) -> Preview:
         token_ids = await self._encode(request.prompt)

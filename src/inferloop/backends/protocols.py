@@ -239,7 +239,8 @@ class LaunchSpec:
     port, and "{replica}" for the replica's name.
 
     `context_length` is what the engine takes when it is known from here; `exact_length` are the fields of a request
-    body that make an answer as long as `max_tokens` says, for engines that do not know `ignore_eos`.
+    body that make an answer as long as `max_tokens` says, for engines that do not know `ignore_eos`. `settings` are
+    what the flags come to, its own defaults included, in the same words for all: threads, KV, batch limits.
     """
 
     backend: str
@@ -253,3 +254,4 @@ class LaunchSpec:
     metrics_path: str | None = "/metrics"
     context_length: int | None = None
     exact_length: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from inferloop.backends.protocols import YES, Capability, LaunchSpec, ReadyProbe
+from inferloop.core.cores import usable_cores
 
 Value = str | int | float | bool | Sequence[str] | None
 
@@ -53,7 +54,27 @@ def launch_spec(
         ready=ReadyProbe("/health/ready", ready_timeout_s),
         capabilities=CAPABILITIES | (_SCRIPTED if backend == "scripted" else {}),
         drain_timeout_s=drain_timeout_s,
+        settings={} if backend == "scripted" else _settings(options or {}),
     )
+
+
+DEFAULTS = {"kv_memory_mib": 512, "max_num_seqs": 32, "max_num_batched_tokens": 256}
+"""Of `inferloop serve`, where a flag is left out."""
+
+
+def _settings(flags: Mapping[str, Value]) -> dict[str, str]:
+    def get(name: str) -> str:
+        value = flags.get(name)
+        return str(DEFAULTS[name] if value is None else value)
+
+    return {
+        "threads": str(flags.get("threads") or usable_cores()),
+        "KV": str(flags.get("kv_dtype") or "auto"),
+        "KV memory": f"{get('kv_memory_mib')} MiB",
+        "requests together": get("max_num_seqs"),
+        "tokens a step": get("max_num_batched_tokens"),
+        "prefix cache": "off" if flags.get("no_enable_prefix_caching") else "on",
+    }
 
 
 def _flag(flag: str, value: Value) -> list[str]:

@@ -88,6 +88,7 @@ KIND = EngineKind(
     install="pip install tensorrt-llm --extra-index-url https://pypi.nvidia.com",
     reads=("hf",),
     verified="never run (flags of commit 00209af149e7)",
+    tuned="never: nobody has run it here",
     capabilities=CAPABILITIES,
     launch=launch,
     homepage="https://nvidia.github.io/TensorRT-LLM",

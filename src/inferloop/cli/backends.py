@@ -62,6 +62,7 @@ def _row(name: str, venvs: list[str]) -> dict[str, Any]:
         "missing": list(here.missing) if here else [],
         "install": kind.install,
         "verified": kind.verified,
+        "tuned": kind.tuned,
         "reads": list(kind.reads),
         "homepage": kind.homepage,
         "capabilities": _told(kind.capabilities),
@@ -83,6 +84,7 @@ def _own(name: str) -> dict[str, Any]:
         "missing": [],
         "install": "",
         "verified": version("inferloop"),
+        "tuned": "defaults of inferloop serve" if name == "embedded" else "",
         "reads": ["gguf", "hf"] if name == "embedded" else [],
         "homepage": "",
         "capabilities": _told(launch_spec("model", backend=name).capabilities),
@@ -124,6 +126,8 @@ def _show_one(row: dict[str, Any]) -> None:
     if not row["installed"]:
         stdout.print(f"install    {row['install']}", markup=False)
     stdout.print(f"verified   {row['verified']}", markup=False)
+    if row["tuned"]:
+        stdout.print(f"flags      {row['tuned']}", markup=False)
     stdout.print(f"reads      {', '.join(row['reads']) or 'no model'}\n", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("what", "", "why"):

@@ -69,7 +69,7 @@ async def engine_replica(
         options = replica_options(name, model, files, flags)
     spec = kind.launch(here, options)
     codec = await asyncio.to_thread(Codec, files)
-    launched = await asyncio.to_thread(_launched, spec, options, codec, cache_dir)
+    launched = await asyncio.to_thread(_launched, spec, options, codec, cache_dir, _tuned(kind.tuned, options))
     return EngineReplica(spec, codec, launched)
 
 
@@ -112,7 +112,11 @@ def replica_options(name: str, model: ModelRef, files: ModelFiles, flags: Mappin
     )
 
 
-def _launched(spec: LaunchSpec, options: ReplicaOptions, codec: Codec, cache_dir: Path | None) -> Launched:
+def _tuned(told: str, options: ReplicaOptions) -> str:
+    return told if not options.flags else f"{told}; given by hand: {', '.join(options.flags)}"
+
+
+def _launched(spec: LaunchSpec, options: ReplicaOptions, codec: Codec, cache_dir: Path | None, tuned: str) -> Launched:
     """The identity of an engine that tells none: its version, its flags, and the digests of what it reads."""
     from dataclasses import asdict
 
@@ -138,8 +142,25 @@ def _launched(spec: LaunchSpec, options: ReplicaOptions, codec: Codec, cache_dir
         identity={**asdict(identity), "digest": identity.digest},
         context_length=spec.context_length,
         exact_length=spec.exact_length,
-        told={"engine": spec.backend, "version": spec.version, "argv": argv, "env": spec.env},
+        told=setup_of(spec, options.files, identity.precision, tuned),
     )
+
+
+def setup_of(spec: LaunchSpec, files: ModelFiles | None, precision: str | None, tuned: str) -> dict[str, Any]:
+    """How an engine is set up, for whoever reads figures of it: all of its flags, secrets left out, what they come to,
+    and how they were chosen. `precision` is that of the weights."""
+    from inferloop.backends.discover import without_secrets
+
+    return {
+        "engine": spec.backend,
+        "version": spec.version,
+        "model_file": None if files is None else str(files.path),
+        "precision": precision,
+        "settings": spec.settings,
+        "argv": without_secrets(spec.argv),
+        "env": spec.env,
+        "tuned": tuned,
+    }
 
 
 def _stable(argv: Sequence[str]) -> list[str]:

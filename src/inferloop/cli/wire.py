@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from inferloop.core.errors import UsageError, nearest
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from inferloop.backends.protocols import LaunchSpec
     from inferloop.backends.serve_process import Value
     from inferloop.bench.render import PromptCodec
+    from inferloop.bench.resident import Resident
     from inferloop.bench.target import Launched
     from inferloop.contract.workload import ModelRef
     from inferloop.core.slo import Slo
     from inferloop.engine.compute.native.config import KvFormat, Weights
+    from inferloop.fleet.act.process import ReplicaProcess
     from inferloop.models.fetch import Progress
     from inferloop.models.headers import ModelHeader
     from inferloop.models.resolve import ModelFiles
@@ -37,12 +39,15 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Target:
     """A server that is up. `model` None: the only one it lists. `codec` is the model's own tokenizer when its files
-    are known to be here; None: ask the server's /tokenize. `launched` is what is known of another engine."""
+    are known to be here; None: ask the server's /tokenize. `launched` is what is known of another engine. Of what was
+    started here `setup` says how, and `process` are its processes."""
 
     at: Endpoint
     model: str | None = None
     codec: PromptCodec | None = None
     launched: Launched | None = None
+    setup: Mapping[str, Any] | None = None
+    process: Resident | None = None
 
 
 async def open_model(model_id: str, cache_dir: Path | None, progress: Progress | None = None) -> ModelFiles:
@@ -244,6 +249,7 @@ async def target(
         return
     from inferloop.backends.endpoint import Endpoint
     from inferloop.backends.serve_process import launch_spec
+    from inferloop.cli.engines import setup_of
     from inferloop.engine.text.codec import Codec
 
     codec: PromptCodec | None = None
@@ -254,25 +260,43 @@ async def target(
         files = await open_model(model.id, cache_dir)
         replica = await engine_replica(name, model, files, flags or {}, venvs or (), cache_dir)
         spec, codec, launched_as = replica.spec, replica.codec, replica.launched
+        setup = launched_as.told
     elif name == "embedded":
-        codec = await asyncio.to_thread(Codec, await open_model(model.id, cache_dir))
+        files = await open_model(model.id, cache_dir)
+        codec = await asyncio.to_thread(Codec, files)
         objective_ms = None if slo is None else tpot_objective_ms(slo)
         spec = embedded_spec(model, cache_dir, **{"tpot_objective_ms": objective_ms, **(flags or {})})
+        weights = model.precision.weights or files.header.stored_precision
+        by_hand = f"; given by hand: {', '.join(flags)}" if flags else ""
+        setup = setup_of(_ours(spec, name), files, weights, f"the defaults of inferloop serve{by_hand}")
     else:
         spec = launch_spec(model.id, flags, backend="scripted")
-    async with launched(spec, log_path=log_dir / f"{log_name or name}.log") as url:
-        yield Target(Endpoint(url), spec.model_id, codec, launched_as)
+        setup = setup_of(_ours(spec, name), None, None, "a script")
+    async with _running(spec, log_dir / f"{log_name or name}.log") as process:
+        yield Target(Endpoint(process.url), spec.model_id, codec, launched_as, setup, process.tree)
+
+
+def _ours(spec: LaunchSpec, name: str) -> LaunchSpec:
+    from importlib.metadata import version
+
+    return replace(spec, backend=name, version=f"inferloop {version('inferloop')}")
 
 
 @contextlib.asynccontextmanager
 async def launched(spec: LaunchSpec, *, log_path: Path) -> AsyncIterator[str]:
     """The URL of one replica, stopped on the way out: with a drain when all went well, at once when not."""
+    async with _running(spec, log_path) as process:
+        yield process.url
+
+
+@contextlib.asynccontextmanager
+async def _running(spec: LaunchSpec, log_path: Path) -> AsyncIterator[ReplicaProcess]:
     from inferloop.fleet.act.process import ReplicaProcess
 
     process = await ReplicaProcess.start_ready(spec, log_path=log_path, replica_id="replica")
     grace_s = 0.0
     try:
-        yield process.url
+        yield process
         grace_s = spec.drain_timeout_s
     finally:
         await process.stop(grace_s)

@@ -24,6 +24,7 @@ from inferloop.core.errors import LaunchError
 from inferloop.core.units import NS_PER_S
 from inferloop.fleet.act.guarded import start_guarded
 from inferloop.fleet.act.ports import listens, release_port, reserve_port
+from inferloop.fleet.act.tree import ProcessTree
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.05
@@ -47,7 +48,8 @@ def log_tail(path: Path, num_lines: int = _LOG_TAIL_LINES) -> str:
 class ReplicaProcess:
     """One running engine. Made by `start` on a running event loop, and bound to that loop.
 
-    `url` is where it listens once ready, `pid` the engine itself, `guard_pid` the guard above it.
+    `url` is where it listens once ready, `pid` the engine itself, `guard_pid` the guard above it, `tree` the engine
+    with all that it has started.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ReplicaProcess:
         self.t_started_ns = clock.now_ns()
         self.t_ready_ns: int | None = None
         self._clock, self._guard, self._lifeline = clock, guard, lifeline
+        self.tree = ProcessTree(pid)
         self._stop_lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
@@ -159,12 +162,7 @@ class ReplicaProcess:
     def memory_bytes(self) -> int:
         """Resident bytes of the engine and all it has started. Raises LaunchError (with the end of the log) when the
         engine is gone."""
-        total = 0
-        with contextlib.suppress(psutil.NoSuchProcess):
-            engine = psutil.Process(self.pid)
-            for process in (engine, *engine.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    total += process.memory_info().rss
+        total = self.tree.memory_bytes()
         if self._exit.done() or not total:
             code = self.returncode
             raise self._launch_error("is gone" if code is None else f"exited with code {code} while it was in use")
@@ -224,6 +222,7 @@ class ReplicaProcess:
         grace = self.spec.drain_timeout_s if grace_s is None else grace_s
         async with self._stop_lock:
             try:
+                self.tree.resume()  # who is held still cannot drain
                 if not self._exit.done() and grace > 0:
                     with contextlib.suppress(ProcessLookupError):
                         self._guard.send_signal(signal.SIGTERM)
