@@ -40,11 +40,15 @@ def test_a_slower_target_and_an_equal_one(contract_file: Path, only_busy: OnlyBu
     assert record.header.verb == "compare" and record.header.seed == summary["seed"] == 0
     assert [t["flags"] for t in summary["targets"]] == [["ttft_ms=40"], ["ttft_ms=140"], ["ttft_ms=40"]]
     assert all(t["identity"]["digest"] for t in summary["targets"])
+    for target in summary["targets"]:
+        setup = target["setup"]
+        assert (setup["engine"], setup["tuned"]) == ("scripted", "a script")
+        assert setup["version"].startswith("inferloop ") and f"--script {target['flags'][0]}" in " ".join(setup["argv"])
     assert not any("other words" in note for note in summary["notes"]), "one tokenizer: the same bytes for all"
     first = [n for n in record.points() if n.startswith("self")][:4]
     assert first == ["self/A1/20/1", "self/A2/20/1", "self/A2/20/2", "self/A1/20/2"]
     page = (record.path / "report.html").read_text()
-    assert "Noise floor" in page
+    assert "Noise floor" in page and "Each engine&#39;s own flags" in page and "ttft_ms=140" in page
 
     left_out = dict(note.split(LEFT_OUT) for note in summary["notes"] if LEFT_OUT in note)
     assert all(only_busy(why.split("; ")) for why in left_out.values()), left_out
@@ -75,9 +79,20 @@ def test_rates_are_chosen_when_none_are_given(contract_file: Path) -> None:
     summary = json.loads(done.stdout)
     chosen = open_run(Path(summary["run"])).header.options["chosen_rates"]
     peak = load(contract_file).traffic.qps.peak
-    assert len(chosen) == 2 and peak in chosen and min(chosen) > 0, "the contract's peak, and what the first carries"
+    assert peak in chosen and 1 <= len(chosen) <= 3 and min(chosen) > 0, "the contract's peak, and what each carries"
     assert {p["offered_qps"] for p in summary["points"]} <= set(chosen)
-    assert any("70% of what A completes of a burst" in note for note in summary["notes"])
+    assert any("70% of what each completes of a burst" in note for note in summary["notes"])
+    for target in summary["targets"]:
+        assert target["burst_qps"] > 0 and len(target["bursts_qps"]) == 2
+        assert target["idle_cpu"] >= 0 and target["void"] in (None, *summary["reasons"])
+    assert "windows of" in done.stderr and "min at" not in done.stderr, "the plan is told, and nothing bounds it"
+
+
+def test_a_budget_that_is_too_small_is_told_with_what_it_takes(contract_file: Path) -> None:
+    more = ("--rates", "20", "--budget-s", "5")
+    done = compare(contract_file, "scripted,scripted", *more)
+    assert done.returncode == 2 and "5 s at most" in done.stderr
+    assert "give a larger --budget-s" in json.loads(done.stdout)["error"]["message"]
 
 
 def test_wrong_use_is_told_before_anything_starts(contract_file: Path) -> None:

@@ -100,7 +100,8 @@ KIND = EngineKind(
     install="pip install 'llama-cpp-python[server]' (compiles; or: make peers)",
     reads=("gguf",),
     verified="0.3.36",
-    tuned="on 2 cores: one thread completes 26 % less of a burst; no flash attention, or KV in fp16, makes no difference",
+    tuned="on 2 cores: one thread completes 26 % less of a burst; without flash attention, or with KV in fp16, it "
+    "completes the same within chance",
     capabilities=CAPABILITIES,
     launch=launch,
     homepage="https://github.com/abetlen/llama-cpp-python",

@@ -367,8 +367,8 @@ KIND = EngineKind(
     install="pip install 'inferloop[openvino]', or make peers",
     reads=("gguf",),
     verified="2026.4.1.0",
-    tuned="on 2 cores: one thread completes 27 % less of a burst, the hint THROUGHPUT 31 % less; 2048 tokens a step, or KV "
-    "in bf16, make little difference (0 to 10 % less)",
+    tuned="on 2 cores: one thread completes 27 % less of a burst, the hint THROUGHPUT 31 % less, KV in bf16 or 2048 "
+    "tokens a step 7 % less or the same",
     capabilities=CAPABILITIES,
     launch=launch,
     homepage="https://github.com/openvinotoolkit/openvino.genai",

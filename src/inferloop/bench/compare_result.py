@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 from inferloop.core.slo import Slo
+from inferloop.measure.balance import Balance
 from inferloop.measure.bootstrap import BlockBootstrap
 from inferloop.measure.columns import Columns
 from inferloop.measure.latency import Latency
@@ -23,6 +25,7 @@ from inferloop.measure.timing import DEFINITIONS, RequestTiming
 from inferloop.measure.verdict import judge
 
 Stage = Literal["self", "versus"]
+_CUT_SHARE = 0.05
 _LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "ttlt_ms", "queue_ms")
 
 
@@ -39,7 +42,8 @@ class Side:
 @dataclass(frozen=True, slots=True)
 class SideWindow:
     """One measured window of one target. `timings` by the request's place in the plan; `void` is empty when its numbers
-    may be used; `prompts` is the digest of what was sent."""
+    may be used; `prompts` is the digest of what was sent; `balance` is arrivals against completions, None where too few
+    arrived to tell."""
 
     stage: Stage
     label: str
@@ -50,6 +54,7 @@ class SideWindow:
     notes: tuple[str, ...]
     prompts: str
     name: str
+    balance: Balance | None = None
 
     @property
     def rows(self) -> list[RequestTiming]:
@@ -111,16 +116,30 @@ class CompareResult:
 
     @property
     def verdict(self) -> str:
-        """Nothing is asked of a comparison; it is void when a target could not be compared at all."""
-        return "void" if self.reasons else "not declared"
+        """Nothing is asked of a comparison; it is void when no target could be compared with the first."""
+        return "void" if len(self.voids) >= len(self.sides) - 1 else "not declared"
+
+    @cached_property
+    def voids(self) -> dict[str, str]:
+        """Targets that could not be compared with the first, and why. They take nothing from the others."""
+        first = self.sides[0].label
+        found = {}
+        for side in self.sides[1:]:
+            if any(self._pairs("versus", first, side.label, rate) for rate in self.rates):
+                continue
+            culprit = side.label if not self._has_usable(side.label) else first
+            reasons = Counter(text for w in self.windows if w.label == culprit for text in w.void)
+            why = f": {reasons.most_common(1)[0][0]}" if reasons else ""
+            whose = "" if culprit == side.label else f", whose own windows are void{why}"
+            found[side.label] = f"{side.label} has no pair of usable windows with {first}{whose or why}"
+        return found
 
     @property
     def reasons(self) -> list[str]:
-        return [
-            f"{side.label} has no pair of usable windows with {self.sides[0].label}"
-            for side in self.sides[1:]
-            if not any(self._pairs("versus", self.sides[0].label, side.label, rate) for rate in self.rates)
-        ]
+        return list(self.voids.values())
+
+    def _has_usable(self, label: str) -> bool:
+        return any(w.label == label and w.stage == "versus" and not w.void for w in self.windows)
 
     def as_summary(self) -> dict[str, Any]:
         voids = [f"{w.name} is void and left out: {'; '.join(w.void)}" for w in self.windows if w.void]
@@ -130,7 +149,9 @@ class CompareResult:
             "reasons": self.reasons,
             "notes": list(dict.fromkeys([*self.notes, *voids, *self._window_notes(), *self._small()])),
             "path": self.path,
-            "targets": [{**side.told, "identity": side.identity} for side in self.sides],
+            "targets": [
+                {**side.told, "identity": side.identity, "void": self.voids.get(side.label)} for side in self.sides
+            ],
             "points": self.points,
             "comparisons": [
                 {"target": label, "against": self.sides[0].label, "offered_qps": rate, **d.as_json()}
@@ -189,7 +210,8 @@ class CompareResult:
         return sorted(found, key=lambda w: w.number)
 
     def _point(self, side: Side, rate: float) -> dict[str, Any]:
-        windows = [w.rows for w in self._usable("versus", side.label, rate)]
+        usable = self._usable("versus", side.label, rate)
+        windows = [w.rows for w in usable]
         rows = [r for window in windows for r in window]
         c = Columns.of(rows)
         bootstrap = BlockBootstrap.of(c.send)
@@ -210,6 +232,7 @@ class CompareResult:
                 for m in ("ttft_ms", "ttlt_ms")
             },
             "errors": count_errors(rows),
+            "saturated": _is_saturated(usable),
             "num_censored": sum(r.error == CENSORED for r in rows),
             "num_input_tokens": sum(r.num_input_tokens for r in rows),
             "num_output_tokens": sum(r.num_output_tokens for r in rows),
@@ -234,6 +257,19 @@ class CompareResult:
             return []
         calls = [of[name].better for name in figures]
         return [None if better is None else not better for better in calls] if forwards else calls
+
+
+def _is_saturated(windows: Sequence[SideWindow]) -> bool | None:
+    """Whether the queue grew in most of the windows that can tell; None where none can. What was still unanswered when
+    the window was given up is a queue as well."""
+    told = []
+    for window in windows:
+        num_cut = sum(t.error == CENSORED for t in window.timings.values())
+        if num_cut > _CUT_SHARE * len(window.timings):
+            told.append(True)
+        elif window.balance is not None and window.balance.verdict != "undecided":
+            told.append(window.balance.verdict == "saturated")
+    return sum(told) > len(told) / 2 if told else None
 
 
 def _percentile(latency: Mapping[str, Any], name: str) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,11 +31,6 @@ if TYPE_CHECKING:
     from inferloop.bench.compare_result import CompareResult
     from inferloop.records.run import RunWriter
 
-_OVERHEAD_S = 2.0
-"""Of a window, besides its lead and its drain: making the bodies, connecting."""
-_NUM_CHOSEN = 2
-"""Rates, where none are given."""
-
 
 @verb
 def compare(
@@ -49,14 +46,40 @@ def compare(
     rates: Annotated[
         str | None,
         typer.Option(
-            help="Requests/s, separated by commas; default: the contract's peak, and 70 % of what the first target "
-            "completes of a burst."
+            help="Requests/s, separated by commas; default: the contract's peak, and 70 % of what each target "
+            "completes of a burst, as one where they lie close together."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=2, max=100, help="How often each target is measured at each rate.")] = 4,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=100,
+            help="How often each target is measured at each rate; default: 4, or what fits the budget.",
+            show_default=False,
+        ),
+    ] = None,
     window_s: Annotated[
-        float, typer.Option("--window-s", min=0.5, max=3600, help="How long it is measured each time.")
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            "--window-s",
+            min=0.5,
+            max=3600,
+            help="How long it is measured each time; default: what certifies a p95 at that rate, or fits the budget.",
+            show_default=False,
+        ),
+    ] = None,
+    budget_s: Annotated[
+        float | None,
+        typer.Option(
+            "--budget-s",
+            min=5.0,
+            max=86400,
+            help="Seconds that all may take, the start of the targets included; default: 900, or no bound where rounds "
+            "and windows are given.",
+            show_default=False,
+        ),
+    ] = None,
     seed: SeedOption = None,
     ignore_eos: Annotated[
         bool, typer.Option(help="Ask for answers of exactly the sampled length; hosted APIs refuse this.")
@@ -77,13 +100,14 @@ def compare(
 ) -> None:
     """Send the same requests to every target in turns, and tell the differences that chance does not explain.
 
-    The first target is measured against itself before anything is compared: what differs there is the noise floor.
+    The first target is measured against itself as well: what differs there is the noise floor.
     A key for URLs is read from INFERLOOP_API_KEY; one for the second alone from INFERLOOP_API_KEY_B, and so on. Exits 4
     when a target could not be compared.
 
     Example: inferloop compare contracts/assistant.yaml --targets "embedded,embedded kv_dtype=int8" --rates 1,2
     """
     from inferloop.bench.compare import CompareOptions, Contender, run_compare
+    from inferloop.bench.compare_plan import DEFAULT_BUDGET_S
     from inferloop.cli import wire
     from inferloop.cli.report import write_report
     from inferloop.contract.load import load
@@ -101,8 +125,15 @@ def compare(
     loaded = load(contract)
     seed = chosen_seed(seed)
     options = CompareOptions(*(_rates(rates), seed, rounds, window_s), ignore_eos=ignore_eos, fresh_cache=fresh_cache)
-    num_windows = rounds * (len(options.rates) or _NUM_CHOSEN) * (len(wanted) + 2)
-    stderr.print(f"{num_windows} windows, about {num_windows * (window_s + _OVERHEAD_S) / 60:.1f} min", markup=False)
+    if budget_s is None and not (rounds and window_s):
+        budget_s = DEFAULT_BUDGET_S
+    bound = (
+        "as long as its rounds take"
+        if budget_s is None
+        else (f"{budget_s:g} s at most" if budget_s < 100 else f"{budget_s / 60:.3g} min at most")
+    )
+    stderr.print(f"{len(wanted)} targets, {bound}; the plan is told when they are up", markup=False)
+    begin = time.monotonic()
 
     async def main(writer: RunWriter) -> CompareResult:
         async with AsyncExitStack() as stack:
@@ -121,9 +152,11 @@ def compare(
                         venvs=venv,
                     )
                 )
-                words = tuple(up.launched.told["argv"][1:]) if up.launched else tuple(text.split()[1:])
-                contenders.append(Contender(text, up.at, up.model, up.codec, words, up.launched))
-            return await run_compare(loaded, contenders, options, writer, _tell)
+                words = tuple(text.split()[1:])
+                contenders.append(Contender(text, up.at, up.model, up.codec, words, up.launched, up.setup, up.process))
+                stderr.print(f"{entry.label}  {text}: up after {time.monotonic() - begin:.0f} s", markup=False)
+            left_s = None if budget_s is None else budget_s - (time.monotonic() - begin)
+            return await run_compare(loaded, contenders, replace(options, budget_s=left_s), writer, _tell)
 
     told = {"contract_text": contract.read_text(), "insecure": insecure}
     with RunWriter(runs_dir, verb="compare", service=loaded.service, contract=loaded, options=told) as writer:
@@ -134,7 +167,7 @@ def compare(
         print_json(summary)
     else:
         show(summary, report)
-    raise typer.Exit(4 if summary["verdict"] == "void" else 0)
+    raise typer.Exit(4 if summary["reasons"] else 0)
 
 
 def _rates(text: str | None) -> tuple[float, ...]:
@@ -156,12 +189,17 @@ def _tell(stage: str, num_done: int, num_total: int, text: str | None) -> None:
 
 def show(summary: dict[str, Any], report: Path) -> None:
     """The targets, their points with what dominates them, the differences, and where it all lies."""
-    from inferloop.cli.compare_tables import differences_table, points_table
+    from inferloop.cli.compare_tables import differences_table, number, points_table
     from inferloop.cli.tables import coloured
 
     for side in summary["targets"]:
         digest = ((side["identity"] or {}).get("digest") or "no identity told")[:12]
-        stdout.print(f"{side['label']}  {side['name']}, {side['model']}, {digest}", markup=False)
+        burst = "" if side["burst_qps"] is None else f", completes {number(side['burst_qps'])}/s of a burst"
+        stdout.print(f"{side['label']}  {side['name']}, {side['model']}, {digest}{burst}", markup=False)
+        setup = side["setup"] or {}
+        if setup.get("settings"):
+            told = ", ".join(f"{name}: {value}" for name, value in setup["settings"].items())
+            stdout.print(f"   {setup['version']}; {told}; flags: {setup['tuned']}", markup=False)
     stdout.print()
     stdout.print(points_table(summary))
     stdout.print()

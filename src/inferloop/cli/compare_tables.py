@@ -56,9 +56,10 @@ def differences_table(summary: dict[str, Any]) -> Table:
 
 
 def _place(point: dict[str, Any]) -> str:
+    full = "saturated, " if point["saturated"] else ""
     if point["dominated_by"]:
-        return f"dominated by {point['dominated_by']}"
-    return "on the front" if point["ranked_by"] else "not ranked"
+        return f"{full}dominated by {point['dominated_by']}"
+    return full + ("on the front" if point["ranked_by"] else "not ranked")
 
 
 def number(value: float | None, *, signed: bool = False) -> str:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from inferloop.measure.timing import RequestTiming
 from inferloop.pages.charts import several_frontiers
 from inferloop.pages.html import Child, Column, grouped_table, table, tag
+from inferloop.pages.setups import setup_table, targets_table
 from inferloop.pages.text import ABSENT, METRICS, number, percent, percentile, words
 from inferloop.pages.timing import pick_streams, timing_simulator
 from inferloop.pages.verdicts import Json, declared, mapping, mappings
@@ -21,8 +22,8 @@ def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[
     targets = mappings(summary.get("targets"))
     measured = mappings(summary.get("points"))
     names = {str(t.get("label")): clipped(f"{t.get('label')}: {t.get('name')}") for t in targets}
-    parts: list[Part] = [("targets", "Targets", [targets_table(targets)])]
-    told = found_in_words(mappings(summary.get("comparisons")), [str(t.get("label")) for t in targets])
+    parts: list[Part] = [("targets", "Targets", [targets_table(targets), setup_table(targets)])]
+    told = found_in_words(mappings(summary.get("comparisons")), targets)
     found = differences_table(mappings(summary.get("comparisons")), names)
     if found:
         parts.append(("differences", "Differences", [told, _read_as(), found]))
@@ -44,16 +45,19 @@ def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[
     return parts
 
 
-def found_in_words(comparisons: Sequence[Json], labels: Sequence[str]) -> Markup | None:
-    """A line for each target but the first: in what it is better or worse beyond chance."""
+def found_in_words(comparisons: Sequence[Json], targets: Sequence[Json]) -> Markup | None:
+    """A line for each target but the first: in what it is better or worse beyond chance, or why it is left out."""
     lines = []
-    for label in labels[1:]:
+    labels = [str(t.get("label")) for t in targets]
+    for label, target in zip(labels[1:], targets[1:], strict=True):
         mine = [d for d in comparisons if d.get("target") == label]
         parts = []
         for better, word in ((True, "better"), (False, "worse")):
             figures = dict.fromkeys(bare_name(d) for d in mine if d.get("better") is better)
             parts += [f"{word} in {', '.join(figures)}"] if figures else []
-        if mine:
+        if target.get("void"):
+            lines.append(f"{target['void']}.")
+        elif mine:
             lines.append(f"{label} against {labels[0]}: {'; '.join(parts) or 'no difference beyond chance'}.")
     return tag("ul", [tag("li", line) for line in lines]) if lines else None
 
@@ -61,28 +65,6 @@ def found_in_words(comparisons: Sequence[Json], labels: Sequence[str]) -> Markup
 def clipped(name: str, room: int = 44) -> str:
     """With its middle left out where it is long: what tells targets apart stands at the end."""
     return name if len(name) <= room else f"{name[: room // 2 - 4]}\u2026{name[-room // 2 - 2 :]}"
-
-
-def targets_table(targets: Sequence[Json]) -> Markup:
-    """What each is and what it was started with."""
-    rows: list[list[Child]] = []
-    for t in targets:
-        identity = mapping(t.get("identity"))
-        digest = identity.get("digest")
-        engine = " ".join(str(identity[k]) for k in ("engine", "engine_revision") if identity.get(k))
-        rows.append(
-            [
-                str(t.get("label")),
-                str(t.get("name")),
-                " ".join(words(t.get("flags"))) or ABSENT,
-                str(t.get("model") or ABSENT),
-                engine or ABSENT,
-                str(identity.get("precision") or ABSENT),
-                tag("code", str(digest)[:12], title=str(digest)) if digest else "not told",
-            ]
-        )
-    columns = [Column(t) for t in ("", "Target", "Flags", "Model", "Engine", "Precision", "Identity")]
-    return table("Each target as it was measured; the others are compared with the first", columns, rows)
 
 
 def differences_table(comparisons: Sequence[Json], names: Mapping[str, str]) -> Markup | None:
@@ -115,6 +97,8 @@ def pareto_table(points: Sequence[Json]) -> Markup:
         ttft, tpot = mapping(p.get("ttft_ms")), mapping(p.get("tpot_ms"))
         by = p.get("dominated_by")
         place = f"dominated by {by}" if by else "on the front" if p.get("ranked_by", True) else "not ranked"
+        if p.get("saturated"):
+            place = f"saturated, {place}"
         rows.append(
             [
                 str(p.get("name")),

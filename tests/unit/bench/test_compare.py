@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
-from inferloop.bench.compare import mirrored, prompts_digest, salted
+from inferloop.bench.compare import mirrored, prompts_digest
 from inferloop.bench.compare_result import CompareResult, Side, SideWindow, Stage
+from inferloop.bench.compare_side import salted
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.slo import Slo
+from inferloop.measure.balance import Balance, Kept
+from inferloop.measure.samples import CENSORED
 from inferloop.measure.timing import Chunk, RequestTiming
 
 MS = 1_000_000
@@ -109,6 +113,58 @@ def test_void_windows_leave_with_their_partners() -> None:
 def test_without_the_target_against_itself_nothing_is_called() -> None:
     unknown = [w for w in windows(50.0) if w.stage == "versus"]
     assert {d["called"] for d in result(unknown).as_summary()["comparisons"]} == {"none"}
+
+
+def three(windows: Sequence[SideWindow]) -> CompareResult:
+    sides = tuple(Side(label, "scripted", {"label": label}, None) for label in "ABC")
+    return CompareResult(Slo(), sides, tuple(windows), (20.0,), (), "/v1/completions")
+
+
+def test_a_target_whose_checks_fail_is_left_out_alone() -> None:
+    why = "9 of 9 answers have other token counts by frame than by total"
+    found = [side_window("self", f"A{i}", n, 10) for n in range(4) for i in (1, 2)]
+    found += [side_window("versus", "A", n, 10) for n in range(4)]
+    found += [side_window("versus", "B", n, 14, void=[why]) for n in range(4)]
+    found += [side_window("versus", "C", n, 14) for n in range(4)]
+    summary = three(found).as_summary()
+    assert summary["verdict"] == "not declared", "one target's fault takes nothing from the others"
+    assert summary["reasons"] == [f"B has no pair of usable windows with A: {why}"]
+    assert [t["void"] for t in summary["targets"]] == [None, summary["reasons"][0], None]
+    assert {d["target"] for d in summary["comparisons"]} == {"C"}
+    assert [p["target"] for p in summary["points"]] == ["A", "C"]
+
+
+def test_a_first_target_that_is_void_leaves_nothing_to_compare_with() -> None:
+    found = [side_window("versus", "A", n, 10, void=["the client stalled"]) for n in range(4)]
+    found += [side_window("versus", label, n, 14) for n in range(4) for label in "BC"]
+    summary = three(found).as_summary()
+    assert summary["verdict"] == "void"
+    assert summary["reasons"][0].endswith("with A, whose own windows are void: the client stalled")
+
+
+def balance(verdict: Kept) -> Balance:
+    return Balance(verdict, 20, 10, 1, 0.5, 0.3, 0.7, 0.1, 100, 5)
+
+
+def test_a_queue_that_grows_in_most_windows_is_told_and_not_void() -> None:
+    found = [side_window("self", f"A{i}", n, 10) for n in range(4) for i in (1, 2)]
+    found += [side_window("versus", "A", n, 10) for n in range(4)]
+    kept: list[Kept] = ["saturated", "undecided", "saturated", "sustained"]
+    found += [replace(side_window("versus", "B", n, 900), balance=balance(kept[n])) for n in range(4)]
+    cut = [side_window("versus", "C", n, 10) for n in range(4)]
+    for window in cut:
+        timings = {i: replace(t, error=CENSORED) if i % 10 == 0 else t for i, t in window.timings.items()}
+        found.append(replace(window, timings=timings))
+    summary = three(found).as_summary()
+    assert [(p["target"], p["saturated"]) for p in summary["points"]] == [("A", None), ("B", True), ("C", True)]
+    assert summary["reasons"] == []
+
+
+def test_a_queue_that_holds_is_not_saturated() -> None:
+    found = [
+        replace(side_window("versus", label, n, 10), balance=balance("sustained")) for n in range(2) for label in "AB"
+    ]
+    assert [p["saturated"] for p in result(found).points] == [False, False]
 
 
 def test_whose_cache_is_used_makes_no_other_prompt() -> None:
