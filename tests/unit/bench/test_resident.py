@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inferloop.backends.endpoint import Endpoint
+from inferloop.backends.http import HttpClient
 from inferloop.bench.compare_side import Contender, Runner
+from inferloop.bench.fresh_cache import FreshCache
 from inferloop.bench.resident import at_rest, idle_share
 from inferloop.bench.target import TargetInfo
 
@@ -44,8 +46,9 @@ async def test_rest_is_waited_for_and_not_for_ever() -> None:
 
 
 def runner(processes: Processes, rest_timeout_s: float = 0.0) -> Runner:
-    info = TargetInfo(Endpoint("http://127.0.0.1:1"), "m", None, None)
-    return Runner("B", Contender("x", "http://127.0.0.1:1", process=processes), info, None, None, 0, rest_timeout_s)  # type: ignore[arg-type]
+    at = Endpoint("http://127.0.0.1:1")
+    info, fresh = TargetInfo(at, "m", None, None), FreshCache(HttpClient(at), None)
+    return Runner("B", Contender("x", "http://127.0.0.1:1", process=processes), info, None, fresh, 0, rest_timeout_s)  # type: ignore[arg-type]
 
 
 async def test_who_spins_is_held_still_between_its_turns() -> None:
