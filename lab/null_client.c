@@ -1,9 +1,9 @@
 /* A closed loop that does nothing but send and count bytes, to see what the null server can give. One thread, epoll.
  *
- *   gcc -O2 -o null_client lab/null_client.c && ./null_client PORT PATH USERS SECONDS
+ *   gcc -O2 -o null_client lab/null_client.c && ./null_client PORT PATH USERS COUNT
  *
- * Every answer of a path is equally long: the first tells how long. Prints answers, answers per second, and of one core
- * what it used itself.
+ * Every answer of a path is equally long: the first tells how long. Ends after COUNT more and prints how many came a
+ * second, and how much of a core it used for them.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -25,6 +25,7 @@ enum { MAX_USERS = 4096, BUFFER_BYTES = 1 << 18 };
 static char request[2048], buffer[BUFFER_BYTES];
 static int request_n;
 static size_t got[MAX_USERS + 1024];
+static int fds[MAX_USERS];
 
 static double now_s(void) {
   struct timespec t;
@@ -68,25 +69,25 @@ static size_t length_of_answer(int port) {
 int main(int argc, char **argv) {
   if (argc != 5) return 2;
   int port = atoi(argv[1]), users = atoi(argv[3]);
-  double seconds = atof(argv[4]);
+  long count = atol(argv[4]), asked = 0, answers = 0;
   char body[1024] = "{\"model\":\"null\",\"messages\":[{\"role\":\"user\",\"content\":\"";
   for (int i = 0; i < 40; i++) strcat(body, "word ");
   strcat(body, "\"}],\"max_tokens\":64,\"stream\":true}");
   request_n = sprintf(request, "POST /%s/v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
                                "content-length: %zu\r\n\r\n%s", argv[2], strlen(body), body);
   size_t length = length_of_answer(port);
-  if (!length || users < 1 || users > MAX_USERS) { fprintf(stderr, "null_client: no answer\n"); return 1; }
+  if (!length || users < 1 || users > MAX_USERS || count < users) { fprintf(stderr, "null_client: no answer\n"); return 1; }
   int poll = epoll_create1(0);
   struct epoll_event event = {.events = EPOLLIN}, events[256];
   for (int i = 0; i < users; i++) {
-    event.data.fd = connect_to(port);
-    epoll_ctl(poll, EPOLL_CTL_ADD, event.data.fd, &event);
-    ask(event.data.fd);
+    event.data.fd = fds[i] = connect_to(port);
+    epoll_ctl(poll, EPOLL_CTL_ADD, fds[i], &event);
   }
   double start = now_s(), cpu = cpu_s();
-  long answers = 0;
-  while (now_s() - start < seconds) {
-    int n = epoll_wait(poll, events, 256, 100);
+  for (; asked < users; asked++) ask(fds[asked]);
+  while (answers < count) {
+    int n = epoll_wait(poll, events, 256, 10000);
+    if (n <= 0) { fprintf(stderr, "null_client: no answer\n"); return 1; }
     for (int i = 0; i < n; i++) {
       int fd = events[i].data.fd;
       ssize_t more = read(fd, buffer, sizeof buffer);
@@ -96,10 +97,10 @@ int main(int argc, char **argv) {
       if (got[fd] == length) {
         got[fd] = 0;
         answers++;
-        ask(fd);
+        if (asked < count) { asked++; ask(fd); }
       }
     }
   }
   double span = now_s() - start;
-  printf("%ld %.1f %.3f\n", answers, answers / span, (cpu_s() - cpu) / span);
+  printf("%.1f %.3f\n", answers / span, (cpu_s() - cpu) / span);
 }

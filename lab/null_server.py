@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-_SOURCE = Path(__file__).with_suffix(".c")
+_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,21 @@ class NullServer:
             return np.frombuffer(answer.read(), np.uint64).reshape(-1, 3)
 
 
+def compiled(name: str, folder: Path) -> Path:
+    """The program `name` of this folder's C files, made in `folder`. Raises SystemExit without a compiler."""
+    program = folder / name
+    try:
+        subprocess.run(["gcc", "-O2", "-o", str(program), str(_HERE / f"{name}.c")], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"{name}.c cannot be compiled: {error}") from error
+    return program
+
+
 @contextlib.contextmanager
 def null_server(core: int | None = None) -> Iterator[NullServer]:
     """A server of its own, on `core` alone if named. Raises SystemExit without a compiler."""
     with tempfile.TemporaryDirectory(prefix="inferloop-lab-") as folder:
-        program = Path(folder) / "null_server"
-        try:
-            subprocess.run(["gcc", "-O2", "-o", str(program), str(_SOURCE)], check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(f"the null server cannot be compiled: {error}") from error
+        program = compiled("null_server", Path(folder))
         process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         with process:  # closes its input at the end, which ends it
             if core is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,5 +94,14 @@ class Peer(Tool, Protocol):
     def printed(self, task: Task) -> Printed: ...
 
 
+def peers() -> Path:
+    """Where the others are installed: .peers below the current folder, or what INFERLOOP_PEERS names."""
+    return Path(os.environ.get("INFERLOOP_PEERS", ".peers")).absolute()
+
+
 def peer(tool: str, program: str = "python") -> str:
-    return str((Path(".peers") / tool / "bin" / program).absolute())
+    """A program of a tool's own environment. Raises SystemExit where it is not installed."""
+    path = peers() / tool / "bin" / program
+    if not path.exists():
+        raise SystemExit(f"there is no {path}: `make peers` installs it, INFERLOOP_PEERS names another place")
+    return str(path)

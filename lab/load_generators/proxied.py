@@ -19,8 +19,7 @@ from typing import Any
 
 import uvloop
 from lab.load_generators import jittered, relay
-from lab.load_generators.load import Load, Peer, Printed, Task
-from lab.load_generators.run import HF_HOME
+from lab.load_generators.load import Load, Peer, Printed, Task, peers
 from lab.load_generators.tokenizer import NAME, write_tokenizer
 from lab.load_generators.tools.aiperf import AiPerf
 from lab.load_generators.tools.guidellm import GuideLlm
@@ -46,7 +45,7 @@ async def record(peer: Peer, count: int, users: int) -> tuple[Printed, list[Requ
         url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
         task = Task(Load("jittered", "jittered", users=users), url, count, 1, Path(folder), NAME)
         command = peer.command(task)
-        env = os.environ | {"HF_HOME": str(HF_HOME.absolute()), "HF_HUB_OFFLINE": "1", **command.env}
+        env = os.environ | {"HF_HOME": str(peers() / "hf"), "HF_HUB_OFFLINE": "1", **command.env}
         with (Path(folder) / "output.txt").open("w+") as output:
             process = await asyncio.create_subprocess_exec(
                 *command.argv, env=env, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
@@ -111,7 +110,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--write", type=Path, metavar="DIR", help="keep stamps and numbers there, a file a tool")
     asked = parser.parse_args()
-    write_tokenizer(resolve(SMOLLM2).path, HF_HOME)
+    write_tokenizer(resolve(SMOLLM2).path, peers() / "hf")
     for peer in map(PEERS.__getitem__, asked.tools):
         printed, timings = uvloop.run(record(peer, asked.requests, asked.users))
         print(f"{peer.name}: {len(timings)} requests")

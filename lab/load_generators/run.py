@@ -1,9 +1,13 @@
 """Load generators beside each other, in turns: each on one core, a server that costs next to nothing on the other.
 
     make peers                                                  once: installs the others below .peers/
-    python -m lab.load_generators.run --rounds 1                appends a round to .peers/results/load-generators.jsonl
+    python -m lab.load_generators.run --rounds 3                prints the medians, and each goal beside what was found
     python -m lab.load_generators.run --loads fast --rounds 1   one load of it
-    python -m lab.load_generators.run --report                  the medians of all that was measured
+    python -m lab.load_generators.run --report                  of all that was ever measured
+
+Rows are appended to .peers/results/load-generators.jsonl. INFERLOOP_PEERS names another folder than .peers, such as
+that of another working copy. Streams are measured with all tools in each round, other loads only with ours after the
+first.
 
 The server counts: rates are its answers per second between the tenth and the ninetieth percent of them, so that neither
 the start of a tool nor its end counts. It also knows when requests arrived, and how long it let each wait for its first
@@ -19,13 +23,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-from lab.load_generators.load import LOADS, NUM_TOKENS, Load, Task, Tool
+from lab.load_generators.goals import STREAMS, goals
+from lab.load_generators.load import LOADS, NUM_TOKENS, Load, Task, Tool, peers
 from lab.load_generators.tokenizer import NAME, write_tokenizer
 from lab.load_generators.tools.aiperf import AiPerf
+from lab.load_generators.tools.counter import Counter
 from lab.load_generators.tools.guidellm import GuideLlm
 from lab.load_generators.tools.inference_perf import InferencePerf
 from lab.load_generators.tools.ours import Inferloop
@@ -37,9 +44,9 @@ from numpy.typing import NDArray
 
 from inferloop.models.resolve import resolve
 
-TOOLS: dict[str, Tool] = {tool.name: tool for tool in (Inferloop(), VllmBench(), InferencePerf(), AiPerf(), GuideLlm())}
-RESULTS = Path(".peers/results/load-generators.jsonl")
-HF_HOME = Path(".peers/hf")
+_ALL: tuple[Tool, ...] = (Inferloop(), Counter(), VllmBench(), InferencePerf(), AiPerf(), GuideLlm())
+TOOLS = {tool.name: tool for tool in _ALL}
+DEFAULT_LOADS = ("plain", "whole", "fast", "paced", "200/s")
 TIMEOUT_S = 120.0
 
 Row = dict[str, Any]
@@ -55,8 +62,9 @@ def measure(tool: Tool, load: Load, server: NullServer, cores: tuple[int, int], 
     with tempfile.TemporaryDirectory(prefix="inferloop-lab-") as folder:
         task = Task(load, server.url, count_of(tool, load, seconds), seed, Path(folder), NAME)
         command = tool.command(task)
-        env = os.environ | {"HF_HOME": str(HF_HOME.absolute()), "HF_HUB_OFFLINE": "1", **command.env}
+        env = os.environ | {"HF_HOME": str(peers() / "hf"), "HF_HUB_OFFLINE": "1", **command.env}
         server.rows()
+        begun_s = time.monotonic()
         with (Path(folder) / "output.txt").open("w+") as output:
             argv = ["taskset", "-c", str(cores[0]), *command.argv]
             cwd = None if tool.name == Inferloop.name else folder
@@ -70,7 +78,7 @@ def measure(tool: Tool, load: Load, server: NullServer, cores: tuple[int, int], 
             if code:
                 output.seek(0)
                 raise RuntimeError(f"{tool.name}, {load.name}: code {code}\n{output.read()[-3000:]}")
-        return row_of(task, tool, rows, watch)
+        return row_of(task, tool, rows, watch) | {"elapsed_s": time.monotonic() - begun_s}
 
 
 def row_of(task: Task, tool: Tool, rows: NDArray[np.uint64], watch: Watch) -> Row:
@@ -136,35 +144,56 @@ def report(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def is_wanted(tool: Tool, load: Load, number: int) -> bool:
+    """Whether a tool is measured on a load in the round `number`, from 0."""
+    if (load.rate is None and load.name not in tool.rates) or (load.rate is not None and isinstance(tool, Counter)):
+        return False
+    return number == 0 or isinstance(tool, Inferloop) or load.name in STREAMS
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=2.5)
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(DEFAULT_LOADS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", action="store_true")
     asked = parser.parse_args()
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    if not asked.report:
-        ours, theirs = sorted(os.sched_getaffinity(0))[:2]
-        write_tokenizer(resolve(SMOLLM2).path, HF_HOME)
-        os.sched_setaffinity(0, {theirs})
-        with null_server(theirs) as server, RESULTS.open("a") as results:
-            for i in range(asked.rounds):
-                for load in map(LOADS.__getitem__, asked.loads):
-                    for tool in map(TOOLS.__getitem__, asked.tools):
-                        if load.rate is None and load.name not in tool.rates:
-                            continue
-                        try:
-                            row = measure(tool, load, server, (ours, theirs), asked.seconds, asked.seed + i)
-                        except RuntimeError as error:
-                            print(error, file=sys.stderr)
-                            continue
-                        print(json.dumps(row), file=sys.stderr)
-                        results.write(json.dumps(row) + "\n")
-                        results.flush()
-    print(report([json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []))
+    path = peers() / "results" / "load-generators.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if asked.report:
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    else:
+        with path.open("a") as results:
+            rows = play(asked, results)
+    print(report(rows), goals(rows), sep="\n\n")
+
+
+def play(asked: argparse.Namespace, results: IO[str]) -> list[Row]:
+    """All rounds; each row is written as soon as it is there. A window that fails is told and left out."""
+    ours, theirs = sorted(os.sched_getaffinity(0))[:2]
+    tools = [TOOLS[name] for name in asked.tools]
+    rows: list[Row] = []
+    if any(not isinstance(tool, Inferloop | Counter) for tool in tools):
+        write_tokenizer(resolve(SMOLLM2).path, peers() / "hf")
+    os.sched_setaffinity(0, {theirs})
+    with null_server(theirs) as server:
+        for i in range(asked.rounds):
+            for load in map(LOADS.__getitem__, asked.loads):
+                for tool in tools:
+                    if not is_wanted(tool, load, i):
+                        continue
+                    try:
+                        row = measure(tool, load, server, (ours, theirs), asked.seconds, asked.seed + i)
+                    except (RuntimeError, subprocess.TimeoutExpired) as error:
+                        print(error, file=sys.stderr)
+                        continue
+                    print(json.dumps(row), file=sys.stderr)
+                    results.write(json.dumps(row) + "\n")
+                    results.flush()
+                    rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":
