@@ -76,16 +76,25 @@ def min_samples(q: float, confidence: float = CONFIDENCE) -> int:
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(Binomial(n, p) <= k), summed in log space so that large n do not underflow."""
+    """P(Binomial(n, p) <= k), or 1 less the other tail where that is the shorter one: its terms fall from the first on,
+    so that some sqrt(n) of them are all that counts. The first is taken from its logarithm, as large n underflow."""
     if k < 0:
         return 0.0
     if k >= n or p <= 0.0:
         return 1.0
     if p >= 1.0:
         return 0.0
-    log_p, log_not_p, log_n = math.log(p), math.log1p(-p), math.lgamma(n + 1)
-    terms = (
-        math.exp(log_n - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * log_p + (n - i) * log_not_p)
-        for i in range(k + 1)
-    )
-    return min(1.0, math.fsum(terms))
+    is_lower = k < (n + 1) * p
+    i = k if is_lower else k + 1
+    log_choices = math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
+    term = math.exp(log_choices + i * math.log(p) + (n - i) * math.log1p(-p))
+    odds, total = p / (1.0 - p), 0.0
+    while term > total * 1e-17:
+        total += term
+        if is_lower:
+            term *= i / ((n - i + 1) * odds)
+            i -= 1
+        else:
+            term *= (n - i) * odds / (i + 1)
+            i += 1
+    return min(1.0, total if is_lower else 1.0 - total)

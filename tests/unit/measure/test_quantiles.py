@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from fractions import Fraction
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
@@ -58,6 +60,23 @@ def test_binomial_cdf_against_exact_sums() -> None:
         k = rng.randint(0, n)
         exact = sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
         assert binomial_cdf(k, n, p) == pytest.approx(exact, abs=1e-10)
+
+
+@pytest.mark.parametrize("k", [0, 40, 60, 99, 100, 101, 140, 200, 1999])
+def test_binomial_cdf_holds_in_both_tails_of_large_samples(k: int) -> None:
+    exact = Fraction(sum(math.comb(2000, i) * 19 ** (2000 - i) for i in range(k + 1)), 20**2000)
+    assert binomial_cdf(k, 2000, 0.05) == pytest.approx(float(exact), rel=1e-8, abs=1e-300)
+    assert 1.0 - binomial_cdf(k, 2000, 0.05) == pytest.approx(float(1 - exact), rel=1e-6, abs=1e-12)
+
+
+def test_binomial_cdf_of_millions() -> None:
+    """Against the normal distribution with its correction for continuity; and it never falls as k grows."""
+    n, p = 4_000_000, 0.01
+    deviation = math.sqrt(n * p * (1 - p))
+    for k in (39_600, 40_000, 40_500):
+        assert binomial_cdf(k, n, p) == pytest.approx(NormalDist(n * p, deviation).cdf(k + 0.5), abs=1e-3)
+    found = [binomial_cdf(k, n, p) for k in range(39_990, 40_010)]
+    assert found == sorted(found)
 
 
 def test_bad_arguments_are_refused() -> None:
