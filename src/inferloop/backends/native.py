@@ -8,11 +8,14 @@ import functools
 import itertools
 import math
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from inferloop.backends.assemble import IncrementalDecoder
+from inferloop.backends.native_adapters import AdapterShelf
 from inferloop.backends.native_answer import Answer, DeltaReceiver, OnlyUpdate, Receiver, Together
 from inferloop.backends.protocols import (
     Delta,
@@ -23,12 +26,13 @@ from inferloop.backends.protocols import (
     GeneratorInfo,
     Preview,
     Prompt,
+    ServedAdapter,
     StageTimes,
     Take,
 )
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import EngineError, OverloadedError, RequestError
-from inferloop.core.request import Grammar, Sampling, TokenRequest
+from inferloop.core.request import AdapterUse, Grammar, Sampling, TokenRequest
 from inferloop.engine.blockstore.store import BlockStore
 from inferloop.engine.compute.runner import Runner
 from inferloop.engine.config import EngineConfig
@@ -69,7 +73,8 @@ class GrammarCodec(Protocol):
 
 
 class NativeGenerator(Rendering):
-    """Implements Generator, Pusher, TextCodec and Embedder. `start` before the first request; `stop` ends them all."""
+    """Implements Generator, Pusher, TextCodec, Embedder and AdapterHost. `start` before the first request; `stop` ends
+    them all."""
 
     def __init__(
         self,
@@ -81,11 +86,12 @@ class NativeGenerator(Rendering):
         clock: Clock | None = None,
         answer_style: AnswerStyle = PLAIN_STYLE,
         store: BlockStore | None = None,
+        adapters: AdapterShelf | None = None,
     ) -> None:
-        """`store`: the prefix cache's second tier; the generator's from here on."""
+        """`store`: the prefix cache's second tier, `adapters`: those of the runner; the generator's from here on."""
         self._codec: NativeCodec = codec
         self._clock = clock or RealClock()
-        self._store = store
+        self._store, self._adapters = store, adapters
         self._engine = Engine(runner, config, self._clock, self._on_updates, store)
         self._numbers = itertools.count()
         self._receivers: dict[str, Receiver] = {}
@@ -100,6 +106,8 @@ class NativeGenerator(Rendering):
             answer_style=answer_style,
             scoring=True,
             embedding=EmbeddingInfo(size, self._engine.max_prompt_tokens) if size else None,
+            adapters={} if adapters is None else adapters.served,
+            takes_adapters=adapters is not None,
         )
 
     def start(self) -> None:
@@ -118,6 +126,17 @@ class NativeGenerator(Rendering):
 
     def describe(self) -> tuple[GeneratorInfo, EngineStats]:
         return self._info, self._engine.stats()
+
+    async def load_adapter(self, name: str, path: Path, *, replaces: bool = False) -> ServedAdapter:
+        shelf = self._shelf()
+        served = await shelf.load(name, path, self._engine.between_steps, replaces=replaces)
+        self._info = replace(self._info, adapters=shelf.served)
+        return served
+
+    async def unload_adapter(self, name: str) -> None:
+        shelf = self._shelf()
+        shelf.unload(name, self._engine.between_steps)
+        self._info = replace(self._info, adapters=shelf.served)
 
     async def preview(self, request: GenerateRequest) -> Preview:
         token_ids = await self._encode(request.prompt)
@@ -165,10 +184,14 @@ class NativeGenerator(Rendering):
                 zip(requests, answers, masks, engine_ids, strict=True)
             )
         ]
-        with self._asking(engine_ids, receivers), _naming(requests[0].prompt):
+        with (
+            self._using(requests[0].adapter) as adapter,
+            self._asking(engine_ids, receivers),
+            _naming(requests[0].prompt),
+        ):
             self._engine.submit_all(
                 [
-                    (_token_request(request, engine_id, answer.prompt_ids), mask)
+                    (_token_request(request, engine_id, answer.prompt_ids, adapter), mask)
                     for request, engine_id, answer, mask in zip(requests, engine_ids, answers, masks, strict=True)
                 ]
             )
@@ -177,7 +200,7 @@ class NativeGenerator(Rendering):
     async def embed(self, request: EmbedRequest) -> Embedding:
         self._loop = asyncio.get_running_loop()
         engine_id, receiver = self._engine_id(request.request_id), OnlyUpdate()
-        with self._asking([engine_id], [receiver]):
+        with self._using(request.adapter) as adapter, self._asking([engine_id], [receiver]):
             self._engine.submit(
                 TokenRequest(
                     request_id=engine_id,
@@ -188,6 +211,7 @@ class NativeGenerator(Rendering):
                     priority=request.priority,
                     cache_salt=request.cache_salt,
                     pool=True,
+                    adapter=adapter,
                 )
             )
             update = await receiver.update
@@ -201,6 +225,17 @@ class NativeGenerator(Rendering):
             num_preemptions=update.num_preemptions,
         )
         return Embedding(_unit(update.pooled), update.t_ns, times)
+
+    def _shelf(self) -> AdapterShelf:
+        if self._adapters is None:
+            raise RequestError("this server takes no adapters", code="adapters_not_enabled")
+        return self._adapters
+
+    def _using(self, adapter: ServedAdapter | None) -> contextlib.AbstractContextManager[AdapterUse | None]:
+        """All requests in the block go through it."""
+        if adapter is None:
+            return contextlib.nullcontext()
+        return self._shelf().using(adapter, self._engine.between_steps)
 
     def _engine_id(self, request_id: str) -> str:
         """A caller's request id may repeat; the engine's must not."""
@@ -273,7 +308,9 @@ def _unit(summed: Float64) -> Float32:
     return (summed / length).astype(np.float32)
 
 
-def _token_request(request: GenerateRequest, engine_id: str, prompt_ids: tuple[int, ...]) -> TokenRequest:
+def _token_request(
+    request: GenerateRequest, engine_id: str, prompt_ids: tuple[int, ...], adapter: AdapterUse | None = None
+) -> TokenRequest:
     return TokenRequest(
         request_id=engine_id,
         prompt_token_ids=prompt_ids,
@@ -283,6 +320,7 @@ def _token_request(request: GenerateRequest, engine_id: str, prompt_ids: tuple[i
         priority=request.priority,
         cache_salt=request.cache_salt,
         sheddable=request.sheddable,
+        adapter=adapter,
     )
 
 

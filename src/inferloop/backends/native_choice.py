@@ -42,6 +42,8 @@ def load_runner(
     problem: InferloopError | None = None
     if options.compute != "torch":
         problem = _ONE_PROCESS if ranks is not None else why_not_native(files.header, options.device)
+    if problem is None and options.max_adapters and options.compute != "torch":
+        problem = UsageError("the native engine computes no adapters")
     if options.compute == "native" and problem is not None:
         raise problem
     if options.compute == "torch" or problem is not None:
@@ -69,6 +71,10 @@ def check_parallel(header: ModelHeader, options: NativeOptions) -> None:
         raise _ONE_PROCESS
     if options.prefix_memory_mib or options.prefix_folder is not None:
         raise UsageError("with --tensor-parallel-size the prefix cache is kept in the KV memory only")
+    if options.max_adapters:
+        raise UsageError(
+            "adapters are computed in one process: --enable-lora and --tensor-parallel-size exclude each other"
+        )
     share_of(header, 0, options.tensor_parallel_size)
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferloop.backends.native import NativeGenerator
+from inferloop.backends.native_adapters import AdapterLimits, AdapterShelf
 from inferloop.backends.native_choice import Compute, load_runner
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import canonical_json, digest_of
 from inferloop.core.errors import UsageError
 from inferloop.core.units import MIB
 from inferloop.engine.blockstore.store import BlockStore, StoreConfig
+from inferloop.engine.compute.runner import AdapterRunner
 from inferloop.engine.config import EngineConfig
 from inferloop.engine.text.codec import Codec
 from inferloop.models.digests import weights_digest
@@ -21,7 +23,7 @@ from inferloop.models.identity import ServingIdentity
 from inferloop.models.resolve import ModelFiles
 
 if TYPE_CHECKING:
-    from inferloop.engine.compute.runner import RunnerInfo
+    from inferloop.engine.compute.runner import Runner, RunnerInfo
     from inferloop.engine.compute.torch.parallel.ranks import Ranks
     from inferloop.models.fetch import Progress
 
@@ -38,6 +40,9 @@ class NativeOptions:
 
     What the KV memory cannot keep of computed prompts is kept in `prefix_memory_mib` of host memory (0: nothing) and in
     at most `prefix_disk_mib` of files in `prefix_folder` (None: nothing), where it outlives this process.
+
+    Up to `max_adapters` low-rank adapters of ranks up to `max_adapter_rank` can be loaded at a time, (name, directory)
+    of `adapters` from the beginning.
     """
 
     compute: Compute = "auto"
@@ -62,6 +67,9 @@ class NativeOptions:
     prefix_disk_mib: int = 4096
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    max_adapters: int = 0
+    max_adapter_rank: int = 16
+    adapters: tuple[tuple[str, Path], ...] = ()
 
 
 def load_native(
@@ -96,11 +104,35 @@ def load_native(
     identity = native_identity(files, codec, runner.info, options, served_name or files.model_id)
     store = open_store(identity, runner.info, options, clock)
     made = NativeGenerator(
-        codec, runner, engine_config, identity, clock=clock, answer_style=codec.answer_style, store=store
+        codec,
+        runner,
+        engine_config,
+        identity,
+        clock=clock,
+        answer_style=codec.answer_style,
+        store=store,
+        adapters=open_shelf(files, runner, identity, options),
     )
     if ranks is not None:
         ranks.lost.add_done_callback(lambda lost: made.fail(lost.result()))
     return made
+
+
+def open_shelf(
+    files: ModelFiles, runner: Runner, identity: ServingIdentity, options: NativeOptions
+) -> AdapterShelf | None:
+    """With the adapters that `options` name. Raises UsageError, ModelFileError."""
+    if len(options.adapters) > options.max_adapters:
+        raise UsageError(f"{len(options.adapters)} adapters are more than {options.max_adapters} (--max-loras)")
+    if not options.max_adapters:
+        return None
+    if not (runner.info.takes_adapters and isinstance(runner, AdapterRunner)):
+        raise UsageError(f"the {runner.info.name} runner takes no adapters here")
+    limits = AdapterLimits(options.max_adapters, options.max_adapter_rank)
+    shelf = AdapterShelf(files.header, runner, identity, limits)
+    for name, path in options.adapters:
+        shelf.put(name, path)
+    return shelf
 
 
 def open_store(identity: ServingIdentity, info: RunnerInfo, options: NativeOptions, clock: Clock) -> BlockStore | None:

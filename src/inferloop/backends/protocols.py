@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -29,6 +30,18 @@ class Prompt:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedAdapter:
+    """A low-rank adapter that requests may name as their model. One that is loaded later under the same name is
+    another, whatever it holds. `digest`: of its content; `identity`: of the model with it."""
+
+    name: str
+    path: Path
+    identity: ServingIdentity
+    digest: str
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A validated request at the door of a Generator."""
@@ -47,6 +60,7 @@ class GenerateRequest:
     """How many choices of this prompt come at once, this one included."""
     num_choices: int = 1
     """The same of all prompts of one HTTP request."""
+    adapter: ServedAdapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,7 @@ class EmbedRequest:
     t_tokenized_ns: int
     priority: int = 0
     cache_salt: str = ""
+    adapter: ServedAdapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +148,10 @@ class GeneratorInfo:
     """Takes requests with `sampling.num_prompt_logprobs`, and with max_tokens 0."""
     embedding: EmbeddingInfo | None = None
     """What is known when it is an Embedder as well."""
+    adapters: Mapping[str, ServedAdapter] = field(default_factory=dict)
+    """Those loaded now, by name."""
+    takes_adapters: bool = False
+    """It is an AdapterHost."""
 
 
 class Generator(Protocol):
@@ -208,6 +227,21 @@ class Pusher(Protocol):
         Returns when all have ended. Raises as `generate` does, and the first failure of any request or of `take`.
         However it ends, cancelled too, no request is left and `take` is not called any more.
         """
+        ...
+
+
+@runtime_checkable
+class AdapterHost(Protocol):
+    """What a Generator offers beside generating whose `GeneratorInfo.takes_adapters`. Both change what `describe` tells
+    next; answers that have begun keep what they began with."""
+
+    async def load_adapter(self, name: str, path: Path, *, replaces: bool = False) -> ServedAdapter:
+        """Raises RequestError for a name that is taken (unless `replaces`) or a limit that is reached, ModelFileError
+        for files that are no adapter of this model, OverloadedError when there is no room yet."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Raises RequestError when there is none of this name."""
         ...
 
 

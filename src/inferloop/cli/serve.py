@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inferloop.cli.adapters import (
+    EnableOption,
+    FolderOption,
+    MaxOption,
+    ModulesOption,
+    RankOption,
+    adapter_options,
+)
 from inferloop.cli.common import CacheDirOption, is_interactive, stderr, verb
 from inferloop.core.errors import UsageError, nearest
 
@@ -182,6 +190,11 @@ def serve(
         ReasoningParser,
         typer.Option(help="How the model marks its reasoning; auto: think tags if its chat template knows them."),
     ] = ReasoningParser.auto,
+    enable_lora: EnableOption = False,
+    lora_modules: ModulesOption = None,
+    max_loras: MaxOption = 8,
+    max_lora_rank: RankOption = 16,
+    lora_dir: FolderOption = None,
     engine_packages: Annotated[
         Path | None,
         typer.Option(help="openvino: the site-packages to import it from, of the same Python; default: our own."),
@@ -225,6 +238,11 @@ def serve(
         raise UsageError("--tensor-parallel-size is for a model, and a script has none")
     if script and backend is not Backend.scripted:
         raise UsageError("--script needs --backend scripted")
+    adapters = adapter_options(
+        enable_lora, lora_modules, max_loras, max_lora_rank, lora_dir, served_name=served_model_name or model
+    )
+    if adapters.num and backend is not Backend.embedded:
+        raise UsageError("--enable-lora needs --backend embedded")
     named: dict[str, Any] = {} if replica is None else {"replica": replica}
     config = ServeConfig(
         **named,
@@ -234,6 +252,7 @@ def serve(
         content_path=None if events is None or capture is Capture.none else events.with_suffix(".content.jsonl"),
         drain_timeout_s=drain_timeout_s,
         request_timeout_s=request_timeout_s,
+        adapter_folder=adapters.folder,
         node=platform.node() or None,
         hardware=f"{platform.machine()} {device if backend is not Backend.scripted else 'none'}",
     )
@@ -260,6 +279,9 @@ def serve(
         prefix_disk_mib=prefix_cache_disk_mib,
         tool_call_parser=tool_call_parser.value,
         reasoning_parser=reasoning_parser.value,
+        max_adapters=adapters.num,
+        max_adapter_rank=adapters.max_rank,
+        adapters=adapters.modules,
     )
     if backend is Backend.openvino:
         _refuse_for_openvino(options)

@@ -60,6 +60,15 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """The low-rank adapter that a request goes through: where the runner has it, and the digest of its content, which
+    is what tells it apart. Whoever makes one keeps the adapter there until the request has ended."""
+
+    slot: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRequest:
     """One sequence to generate, as the engine sees it: ids in, ids out."""
 
@@ -74,6 +83,7 @@ class TokenRequest:
     """May be given up when its first token would come too late; not if it is one part of a larger answer."""
     pool: bool = False
     """Nothing is generated: the sum of the prompt's last hidden states is wanted."""
+    adapter: AdapterUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from inferloop.core.clock import Clock
@@ -22,8 +23,10 @@ from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.pace import StepLimits
 from inferloop.engine.schedule.pacer import Pacer, late_ones
 from inferloop.engine.schedule.policy import check_together, resolve_max_tokens
+from inferloop.engine.schedule.radix import Namespace
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec
+from inferloop.engine.schedule.step import NO_ADAPTER
 from inferloop.engine.schedule.tier import BlockTier
 from inferloop.engine.stats import EngineStats
 
@@ -63,11 +66,13 @@ class Engine:
         # Guarded by _changed.
         self._inbox: deque[SequenceSpec] = deque()
         self._aborts: deque[str] = deque()
+        self._errands: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._roster = Roster()
         self._stats = EngineStats(kv_blocks_total=self._scheduler.num_blocks_total, alive=False)
         self._draining = False
         self._stopping = False
         self._failure: BaseException | None = None
+        self._ended = False
 
     @property
     def info(self) -> RunnerInfo:
@@ -171,6 +176,17 @@ class Engine:
                 self._aborts.append(request_id)
                 self._changed.notify_all()
 
+    def between_steps(self, errand: Callable[[], None]) -> Future[None]:
+        """Have something done to the runner while no step runs, after all that was submitted and aborted before, and
+        after earlier errands. Any thread. The future fails when the engine ends first."""
+        done: Future[None] = Future()
+        with self._changed:
+            if self._failure is not None or self._ended:
+                raise EngineError("the engine has stopped")
+            self._errands.append((errand, done))
+            self._changed.notify_all()
+        return done
+
     def stats(self) -> EngineStats:
         with self._changed:
             alive = self._failure is None and not self._stopping and self._thread.is_alive()
@@ -193,13 +209,16 @@ class Engine:
             self.fail(error)
         finally:
             self._scheduler.close()
+            with self._changed:
+                self._ended = True
+            self._drop_errands()
 
     def _drain_doors(self) -> bool:
         """Take in what came from outside; sleep while there is nothing to do. False: the engine is to end."""
         with self._changed:
             if self._failure is not None:
                 return False  # given up while it hung in a step
-            while not (self._inbox or self._aborts or self._stopping or not self._scheduler.is_empty):
+            while not (self._inbox or self._aborts or self._errands or self._stopping or not self._scheduler.is_empty):
                 self._changed.wait()
             while self._inbox:
                 self._scheduler.add(self._inbox.popleft())
@@ -208,7 +227,14 @@ class Engine:
             self._aborts.clear()
             aborted = [request_id for request_id in aborted if self._scheduler.abort(request_id)]
             stopping = self._stopping
+            errands, self._errands = self._errands, deque()
         self._finish(aborted, "abort")
+        for errand, done in errands:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(errand())
+                except Exception as error:
+                    done.set_exception(error)
         return not stopping
 
     def _step(self) -> None:
@@ -278,10 +304,19 @@ class Engine:
             self._failure = error
             self._inbox.clear()
             request_ids = self._roster.request_ids
+        self._drop_errands()
         with contextlib.suppress(Exception):  # the failure may have come from on_updates itself
             self._finish(request_ids, "error")
         with self._changed:
             self._changed.notify_all()
+
+    def _drop_errands(self) -> None:
+        """Nobody does them any more, and nobody gives new ones."""
+        with self._changed:
+            left, self._errands = self._errands, deque()
+        for _, done in left:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineError("the engine has stopped"))
 
     def _update_stats(self, num_steps: int = 0) -> None:
         """Caller holds the lock."""
@@ -309,8 +344,16 @@ def _spec_of(request: TokenRequest, mask: Mask | None) -> SequenceSpec:
         seed=secrets.randbits(64) if seed is None else seed & 0xFFFF_FFFF_FFFF_FFFF,
         priority=request.priority,
         arrived_ms=request.t_engine_in_ns // NS_PER_MS,
-        namespace=("salt", request.cache_salt) if request.cache_salt else (),
+        namespace=_namespace(request),
         mask=mask,
         pool=request.pool,
         sheddable=request.sheddable and not request.pool,
+        adapter_slot=NO_ADAPTER if request.adapter is None else request.adapter.slot,
     )
+
+
+def _namespace(request: TokenRequest) -> Namespace:
+    """Each value behind a tag of its own, so that no two kinds of name meet. An adapter counts by its content: one that
+    was loaded under the name of another has another namespace."""
+    adapter = () if request.adapter is None else ("adapter", request.adapter.digest)
+    return (*adapter, "salt", request.cache_salt) if request.cache_salt else adapter

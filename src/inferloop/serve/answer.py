@@ -65,11 +65,12 @@ async def prepare(
         raise RequestError("log-probabilities are not supported by this backend", param="logprobs")
     if call.return_token_ids and codec is None:
         raise RequestError("this backend does not tell token ids", param="return_token_ids")
+    attempt.go_through(call.adapter)
     echoes = await _echoes(attempt, call)
     head = sse.AnswerHead(
         id=new_id(dialect.id_prefix),
         created=attempt.t_wall_ns // NS_PER_S,
-        model=replica.info.model_id,
+        model=attempt.model_id,
         call=call,
         with_timings=with_timings,
         token_bytes=codec.token_bytes if codec is not None else _no_bytes,
@@ -86,6 +87,7 @@ async def prepare(
         cache_salt=call.cache_salt,
         n=call.num_per_prompt,
         num_choices=call.num_per_prompt * len(call.prompts),
+        adapter=call.adapter,
     )
     return Prepared(spread(call, request), dialect.encoder(head), call.stream)
 

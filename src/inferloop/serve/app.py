@@ -18,6 +18,7 @@ from inferloop.backends.protocols import Generator
 from inferloop.core.clock import Clock
 from inferloop.core.errors import InferloopError
 from inferloop.records.sink import Sink
+from inferloop.serve.adapters import AdapterEndpoints
 from inferloop.serve.answer import CHAT, COMPLETIONS, RESPONSES
 from inferloop.serve.asgi import ClientGoneError, Envelope
 from inferloop.serve.batch.routes import batch_routes
@@ -47,7 +48,7 @@ def build_app(
     off and closes the sinks; starting and stopping the generator is the caller's. Raises UsageError for a folder of
     batch jobs that cannot be used."""
     replica = Replica(generator, config, sink, content_sink=content_sink, clock=clock)
-    health, texts = HealthEndpoints(replica), TextEndpoints(replica)
+    health, texts, adapters = HealthEndpoints(replica), TextEndpoints(replica), AdapterEndpoints(replica)
     batches = None if batch is None else Batches(replica, batch)
     document = functools.cache(openapi_document)  # most servers are never asked for it
 
@@ -84,6 +85,8 @@ def build_app(
             Route("/v1/responses/render", RenderEndpoint(replica, RESPONSES).render, methods=["POST"]),
             Route("/v1/requests/{request_id}/cancel", CancelEndpoint(replica).cancel, methods=["POST"]),
             *batch_routes(batches),
+            Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
             Route("/identity", texts.identity, methods=["GET"]),
             Route("/tokenize", texts.tokenize, methods=["POST"]),
             Route("/detokenize", texts.detokenize, methods=["POST"]),

@@ -16,6 +16,8 @@ SEND_PART = "inferloop.send_part"
 """Scope key of a shorter way to send a part of a body, without the layers that only look at how a response begins."""
 DROP = "inferloop.drop"
 """Scope key of what closes the connection at once, without waiting for the client to read what was written."""
+ANSWERING = "inferloop.answering"
+"""Scope key of {"identity": digest}: whoever answers with another identity than the server's own puts it there."""
 JSON_HEADERS = [(b"content-type", b"application/json")]
 
 
@@ -82,10 +84,8 @@ class Envelope:
 
     def __init__(self, app: ASGIApp, *, replica: str, identity_digest: str) -> None:
         self._app = app
-        self._told = [
-            (b"x-inferloop-replica", replica.encode("latin-1", "replace")),
-            (b"x-inferloop-identity", identity_digest.encode("ascii")),
-        ]
+        self._replica = (b"x-inferloop-replica", replica.encode("latin-1", "replace"))
+        self._identity = identity_digest.encode("ascii")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,14 +93,15 @@ class Envelope:
             return
         request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
         scope[REQUEST_ID] = request_id
-        extra = [(b"x-request-id", request_id.encode()), *self._told]
-
+        answering = scope[ANSWERING] = {"identity": self._identity}
         started = False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                identity = (b"x-inferloop-identity", answering["identity"])
+                extra = ((b"x-request-id", request_id.encode()), self._replica, identity)
                 message["headers"] = [*message.get("headers", []), *extra]
             await send(message)
 

@@ -23,6 +23,8 @@ class ServeConfig:
     request_timeout_s: float | None = None
     """The longest that a request may take, from its first byte on; None: as long as it wants."""
     max_body_bytes: int = 8 * MIB
+    adapter_folder: Path | None = None
+    """Adapters below it may be loaded, and any unloaded, over HTTP; None: none."""
     node: str | None = None
     region: str | None = None
     hardware: str | None = None

@@ -14,14 +14,22 @@ from msgspec import Meta, Struct
 from starlette.datastructures import Headers
 from starlette.types import Send
 
-from inferloop.backends.protocols import Delta, Embedder, Embedding, EmbedRequest, GeneratorInfo, Prompt, TextCodec
+from inferloop.backends.protocols import (
+    Delta,
+    Embedder,
+    Embedding,
+    EmbedRequest,
+    GeneratorInfo,
+    Prompt,
+    ServedAdapter,
+    TextCodec,
+)
 from inferloop.core.errors import ContextLengthError, OverloadedError, RequestError
 from inferloop.serve.asgi import send_json
 from inferloop.serve.decode import beside_loop, decode_body
 from inferloop.serve.endpoint import Answering, Endpoint
-from inferloop.serve.errors import ModelNotFoundError
 from inferloop.serve.finish import Attempt
-from inferloop.serve.sampled import CacheSalt, Priority, TokenId
+from inferloop.serve.sampled import CacheSalt, Priority, TokenId, adapter_named
 from inferloop.serve.wire import Unused, plain_prompts
 
 MAX_INPUTS = 2048
@@ -73,6 +81,7 @@ class EmbedCall:
     in_base64: bool
     priority: int
     cache_salt: str
+    adapter: ServedAdapter | None
 
 
 class EmbeddingsEndpoint(Endpoint):
@@ -91,8 +100,7 @@ class _Answer(Answering):
 def parse_embeddings(body: bytes, info: GeneratorInfo) -> EmbedCall:
     """Raises RequestError naming the field."""
     request = decode_body(body, EmbeddingsRequest)
-    if request.model != info.model_id:
-        raise ModelNotFoundError(request.model, info.model_id)
+    adapter = adapter_named(request.model, info)
     if info.embedding is None:
         raise RequestError("embeddings are not supported by this server", code="unsupported_endpoint")
     if request.dimensions not in (None, info.embedding.size):
@@ -107,6 +115,7 @@ def parse_embeddings(body: bytes, info: GeneratorInfo) -> EmbedCall:
         in_base64=request.encoding_format == "base64",
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
+        adapter=adapter,
     )
 
 
@@ -118,6 +127,7 @@ async def answer_embeddings(attempt: Attempt, body: bytes, *, priority: int | No
     """
     replica = attempt.replica
     call = await beside_loop(parse_embeddings, body, replica.info)
+    attempt.go_through(call.adapter)
     codec, embedder = replica.codec, replica.generator
     assert codec is not None and isinstance(embedder, Embedder), "who embeds has a tokenizer"
     prompts = await asyncio.to_thread(_token_ids, codec, call)
@@ -131,13 +141,14 @@ async def answer_embeddings(attempt: Attempt, body: bytes, *, priority: int | No
             t_tokenized_ns=t_tokenized_ns,
             priority=call.priority if priority is None else priority,
             cache_salt=call.cache_salt,
+            adapter=call.adapter,
         )
         for ids in prompts
     ]
     found = await _embed_all(attempt, embedder, requests)
     num_tokens = sum(map(len, prompts))
     usage = EmbeddingsUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
-    return await asyncio.to_thread(_encoded, found, replica.info.model_id, usage, in_base64=call.in_base64)
+    return await asyncio.to_thread(_encoded, found, attempt.model_id, usage, in_base64=call.in_base64)
 
 
 def _token_ids(codec: TextCodec, call: EmbedCall) -> list[tuple[int, ...]]:

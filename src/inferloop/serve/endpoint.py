@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from inferloop.core.errors import EngineError, InferloopError, RequestError
 from inferloop.core.ids import TraceContext
 from inferloop.serve.asgi import (
+    ANSWERING,
     DROP,
     REQUEST_ID,
     SEND_PART,
@@ -109,6 +110,7 @@ class Endpoint(ABC):
         assert task is not None
         self._replica.attempts[task] = attempt
         answer = self.answering(attempt, headers, send)
+        attempt.told = scope.get(ANSWERING)
         answer.send_part, answer.drop = scope.get(SEND_PART, send), scope.get(DROP)
         watcher: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle | None = None

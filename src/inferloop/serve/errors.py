@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import traceback
+from collections.abc import Iterable
 
 import msgspec
 
@@ -22,9 +23,10 @@ log = logging.getLogger("inferloop.serve")
 class ModelNotFoundError(RequestError):
     status = 404
 
-    def __init__(self, asked: str, served: str) -> None:
+    def __init__(self, asked: str, served: str, adapters: Iterable[str] = ()) -> None:
+        names = ", ".join([repr(served), *map(repr, sorted(adapters))])
         super().__init__(
-            f"The model {asked!r} does not exist; this server serves {served!r}", param="model", code="model_not_found"
+            f"The model {asked!r} does not exist; this server serves {names}", param="model", code="model_not_found"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from inferloop.backends.protocols import Delta, StageTimes
+from inferloop.backends.protocols import Delta, ServedAdapter, StageTimes
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import OverloadedError, RequestError
 from inferloop.core.ids import TraceContext, new_id
@@ -72,6 +72,10 @@ class Attempt:
         self.event_id = new_id("ev")
         self.t_in_ns, self.t_wall_ns = replica.clock.now_ns(), replica.clock.wall_ns()
         self.call: Call | None = None
+        self.adapter: ServedAdapter | None = None
+        """What the request asked for beside the model; see `go_through`."""
+        self.told: dict[str, bytes] | None = None
+        """Where the digest is put that the response tells; see serve.asgi."""
         self.interrupted_by: str | None = None
         self.done = False
         self._choices: dict[int, _Choice] = {}
@@ -83,6 +87,22 @@ class Attempt:
         self._offsets_us: list[int] = []
         self._gaps = None if background else replica.metrics.histograms["itl"]
         self._keep = replica.config.capture != "none" and replica.content_sink is not None
+
+    def go_through(self, adapter: ServedAdapter | None) -> None:
+        """An adapter, or the model alone, is to answer; the response and the event tell it."""
+        self.adapter = adapter
+        if self.told is not None:
+            self.told["identity"] = self.identity_digest.encode("ascii")
+
+    @property
+    def model_id(self) -> str:
+        """What the request asked: the model, or an adapter of it."""
+        return self.replica.info.model_id if self.adapter is None else self.adapter.name
+
+    @property
+    def identity_digest(self) -> str:
+        """Of what answers it."""
+        return self.replica.identity_digest if self.adapter is None else self.adapter.identity.digest
 
     def interrupt(self, task: asyncio.Task[object], why: str) -> bool:
         """Cancel the answering task for `why` (disconnect, timeout, unread, cancelled or drain). False: it was done,
@@ -261,8 +281,8 @@ class Attempt:
             region=config.region,
             hardware=config.hardware,
             device_ids=config.device_ids,
-            identity_digest=self.replica.identity_digest,
-            model_id=self.replica.info.model_id,
+            identity_digest=self.identity_digest,
+            model_id=self.model_id,
             t_engine_in_ns=self.t_in_ns,
             t_wall_ns=self.t_wall_ns,
             t_tokenized_ns=times.t_tokenized_ns if times else None,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from inferloop.serve import replies, wire
+from inferloop.serve.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferloop.serve.batch import wire as batch
 from inferloop.serve.embeddings import Embeddings, EmbeddingsRequest
 from inferloop.serve.endpoint import MAX_TIMEOUT_MS, TIMEOUT_HEADER
@@ -26,6 +27,8 @@ _OK: dict[str, tuple[str, Any, Any, str]] = {
     "/v1/completions/render": ("post", wire.CompletionRequest, list[Rendered], "Show what each prompt comes to."),
     "/v1/responses/render": ("post", ResponsesRequest, Rendered, "Show what a responses request comes to."),
     "/v1/requests/{request_id}/cancel": ("post", None, replies.Cancelled, "End what runs under an x-request-id."),
+    "/v1/load_lora_adapter": ("post", LoadAdapterRequest, replies.Model, "Load an adapter, or replace one."),
+    "/v1/unload_lora_adapter": ("post", UnloadAdapterRequest, replies.AdapterUnloaded, "Unload an adapter."),
     "/identity": ("get", None, None, "The serving identity: everything that decides what text comes out."),
     "/tokenize": ("post", replies.TokenizeRequest, replies.TokenizeResponse, "Text or conversation to token ids."),
     "/detokenize": ("post", replies.DetokenizeRequest, replies.DetokenizeResponse, "Token ids to text."),

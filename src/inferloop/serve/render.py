@@ -96,13 +96,14 @@ class RenderEndpoint:
             cache_salt=call.cache_salt,
             n=call.num_per_prompt,
             num_choices=call.num_per_prompt * len(call.prompts),
+            adapter=call.adapter,
         )
         return await codec.preview(request)
 
     def _shown(self, call: Call, preview: Preview) -> Rendered:
         info = self._replica.info
         return Rendered(
-            model=info.model_id,
+            model=info.model_id if call.adapter is None else call.adapter.name,
             prompt=preview.text,
             token_ids=list(preview.token_ids),
             num_tokens=len(preview.token_ids),

@@ -59,6 +59,10 @@ class Replica:
         self._warm = False
         self._warm_problem = "no token produced yet"
 
+    def refresh(self) -> None:
+        """What the generator is has changed: adapters came or went."""
+        self.info, _ = self.generator.describe()
+
     @property
     def draining(self) -> bool:
         return self.drain_began.is_set()

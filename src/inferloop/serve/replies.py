@@ -156,11 +156,20 @@ class Model(Struct, kw_only=True):
     owned_by: str = "inferloop"
     max_model_len: int
     identity_digest: str
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
+    """Of an adapter: where it was loaded from, and the model that it belongs to."""
 
 
 class ModelList(Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class AdapterUnloaded(Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    deleted: bool = True
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
-from inferloop.backends.protocols import GeneratorInfo
+from inferloop.backends.protocols import GeneratorInfo, ServedAdapter
 from inferloop.core.errors import ContextLengthError, RequestError
 from inferloop.core.request import Grammar, Sampling
 from inferloop.serve.errors import ModelNotFoundError
@@ -60,14 +60,22 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
 
 def check_sampled(request: Sampled, info: GeneratorInfo) -> None:
     """Everything but the grammar. Raises RequestError naming the field."""
-    if request.model != info.model_id:
-        raise ModelNotFoundError(request.model, info.model_id)
+    adapter_named(request.model, info)
     for field, accepted in request.no_op.items():
         check_no_op(getattr(request, field), accepted, field)
     if request.top_k is not None and request.top_k > info.vocab_size:
         raise RequestError(f"top_k must not exceed the vocabulary size, {info.vocab_size}", param="top_k")
     check_token_ids(request.stop_token_ids or [], info.vocab_size, "stop_token_ids")
     _check_logit_bias(request.logit_bias or {}, info.vocab_size)
+
+
+def adapter_named(model: str, info: GeneratorInfo) -> ServedAdapter | None:
+    """What a request's model names: an adapter, or None for the model alone. Raises ModelNotFoundError."""
+    if model == info.model_id:
+        return None
+    if model not in info.adapters:
+        raise ModelNotFoundError(model, info.model_id, info.adapters)
+    return info.adapters[model]
 
 
 def check_grammar(grammar: Grammar | None, request: Sampled, info: GeneratorInfo) -> None:

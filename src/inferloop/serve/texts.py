@@ -8,11 +8,10 @@ import dataclasses
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferloop.backends.protocols import Prompt, TextCodec
+from inferloop.backends.protocols import Prompt, ServedAdapter, TextCodec
 from inferloop.core.errors import RequestError
 from inferloop.serve.asgi import read_body
 from inferloop.serve.decode import beside_loop, decode_body
-from inferloop.serve.errors import ModelNotFoundError
 from inferloop.serve.health import json_response
 from inferloop.serve.messages import checked_variables, plain_messages
 from inferloop.serve.replica import Replica
@@ -24,9 +23,24 @@ from inferloop.serve.replies import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from inferloop.serve.sampled import check_token_ids
+from inferloop.serve.sampled import adapter_named, check_token_ids
 from inferloop.serve.tokens import public_text
 from inferloop.serve.tools import tools_of
+
+
+def model_object(replica: Replica, adapter: ServedAdapter | None) -> Model:
+    """What /v1/models tells of the model, or of one of its adapters."""
+    info = replica.info
+    model = Model(
+        id=info.model_id,
+        created=replica.created_s,
+        max_model_len=info.context_length,
+        identity_digest=replica.identity_digest,
+    )
+    if adapter is not None:
+        model.id, model.identity_digest = adapter.name, adapter.identity.digest
+        model.root, model.parent = str(adapter.path), info.model_id
+    return model
 
 
 class TextEndpoints:
@@ -34,16 +48,19 @@ class TextEndpoints:
         self._replica = replica
 
     async def models(self, _: Request) -> Response:
-        return json_response(ModelList(data=[self._model()]))
+        adapters = self._replica.info.adapters.values()
+        return json_response(ModelList(data=[model_object(self._replica, one) for one in (None, *adapters)]))
 
     async def model(self, request: Request) -> Response:
-        self._check_model(request.path_params["model"])
-        return json_response(self._model())
+        adapter = adapter_named(request.path_params["model"], self._replica.info)
+        return json_response(model_object(self._replica, adapter))
 
-    async def identity(self, _: Request) -> Response:
-        """Every field of the serving identity, and its digest."""
-        identity = self._replica.info.identity
-        return json_response({**dataclasses.asdict(identity), "digest": self._replica.identity_digest})
+    async def identity(self, request: Request) -> Response:
+        """Every field of the serving identity, and its digest; with `model` that of an adapter."""
+        info = self._replica.info
+        adapter = adapter_named(request.query_params.get("model", info.model_id), info)
+        identity = info.identity if adapter is None else adapter.identity
+        return json_response({**dataclasses.asdict(identity), "digest": identity.digest})
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request.receive, self._replica.config.max_body_bytes)
@@ -95,18 +112,10 @@ class TextEndpoints:
         check_token_ids(asked.tokens, self._replica.info.vocab_size, "tokens")
         return tuple(asked.tokens)
 
-    def _model(self) -> Model:
-        replica = self._replica
-        return Model(
-            id=replica.info.model_id,
-            created=replica.created_s,
-            max_model_len=replica.info.context_length,
-            identity_digest=replica.identity_digest,
-        )
-
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._replica.info.model_id:
-            raise ModelNotFoundError(name, self._replica.info.model_id)
+        """An adapter's tokenizer is that of its model."""
+        if name is not None:
+            adapter_named(name, self._replica.info)
 
     def _codec(self) -> TextCodec:
         if self._replica.codec is None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from inferloop.backends.protocols import GeneratorInfo, Prompt
+from inferloop.backends.protocols import GeneratorInfo, Prompt, ServedAdapter
 from inferloop.core.errors import RequestError
 from inferloop.core.request import Sampling
 from inferloop.engine.text.answer import PLAIN_ANSWER, AnswerPlan
@@ -22,6 +22,7 @@ from inferloop.serve.sampled import (
     Obfuscation,
     Sampled,
     TokenId,
+    adapter_named,
     check_grammar,
     check_length,
     check_sampled,
@@ -166,6 +167,7 @@ class Call:
     """How many are to be shown as `prompt_logprobs`; with `echo` and log-probabilities others are shown there."""
     return_token_ids: bool = False
     answer: AnswerPlan = PLAIN_ANSWER
+    adapter: ServedAdapter | None = None
 
     @property
     def echo_logprobs(self) -> bool:
@@ -197,7 +199,7 @@ def parse_chat(body: bytes, info: GeneratorInfo) -> Call:
     _check_scoring(request, info)
     sampling = sampling_of(request, max_tokens, num_logprobs, grammar)
     call = _call(request, (prompt,), replace(sampling, num_prompt_logprobs=request.prompt_logprobs))
-    return replace(call, answer=plan)
+    return replace(call, answer=plan, adapter=adapter_named(request.model, info))
 
 
 def parse_completion(body: bytes, info: GeneratorInfo) -> Call:
@@ -213,7 +215,8 @@ def parse_completion(body: bytes, info: GeneratorInfo) -> Call:
         sampling = replace(sampling, max_tokens=max(COMPLETION_MAX_TOKENS, sampling.min_tokens), cut_max_tokens=True)
     asked = [request.prompt_logprobs, request.logprobs if request.echo else None]
     sampling = replace(sampling, num_prompt_logprobs=max((k for k in asked if k is not None), default=None))
-    return replace(_call(request, prompts, sampling), echo=bool(request.echo))
+    call = _call(request, prompts, sampling)
+    return replace(call, echo=bool(request.echo), adapter=adapter_named(request.model, info))
 
 
 def _check_scoring(request: ChatRequest | CompletionRequest, info: GeneratorInfo) -> None:

@@ -101,9 +101,9 @@ def test_packed_weights_meet_few_row_counts(
     seen: set[int] = set()
     call = Linear.__call__
 
-    def watched(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    def watched(linear: Linear, x: torch.Tensor, *more: Any) -> torch.Tensor:
         seen.add(len(x))
-        return call(linear, x)
+        return call(linear, x, *more)
 
     for num in range(1, 127):
         prompt = tuple((7 * i + num) % VOCAB for i in range(num))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from inferloop.engine.compute.adapter import Adapter
 from inferloop.engine.schedule.step import StepPlan, StepResult
 
 
@@ -62,6 +63,8 @@ class RunnerInfo:
     kv_bytes: int = 0
     block_bytes: int = 0
     block_layout: str = ""
+    takes_adapters: bool = False
+    """It is an AdapterRunner, and plans may have `adapters`."""
 
 
 class Runner(Protocol):
@@ -80,3 +83,17 @@ class Runner(Protocol):
         ...
 
     def wait(self) -> StepResult: ...
+
+
+@runtime_checkable
+class AdapterRunner(Runner, Protocol):
+    """What a runner offers whose `info.takes_adapters`."""
+
+    def prepare_adapter(self, adapter: Adapter) -> object:
+        """The form that this runner computes with; changes nothing. Any thread. Raises ModelFileError for weights that
+        the form cannot hold."""
+        ...
+
+    def set_adapter(self, slot: int, prepared: object | None) -> None:
+        """Put what `prepare_adapter` gave into a slot (0 onward), or empty it. Between steps only."""
+        ...

@@ -10,7 +10,7 @@ from inferloop.engine.schedule.blocks import BlockTables
 from inferloop.engine.schedule.columns import are_fixed, sampling_columns
 from inferloop.engine.schedule.mask import MaskFiller
 from inferloop.engine.schedule.sequence import Sequence
-from inferloop.engine.schedule.step import Int32, PromptRows, SamplingColumns, StepPlan
+from inferloop.engine.schedule.step import NO_ADAPTER, Int32, PromptRows, SamplingColumns, StepPlan
 
 Chunk = tuple[Sequence, int]
 """A sequence and how many of its known tokens the step computes; its drafts come on top."""
@@ -24,6 +24,7 @@ class _Kept:
     slots: list[int]
     slot_column: Int32
     pooled: Int32 | None
+    adapters: Int32 | None
     has_masks: bool
     columns: SamplingColumns | None
 
@@ -73,6 +74,7 @@ class PlanBuilder:
             sampling=columns if mask is None else replace(columns, mask=mask),
             prompt_rows=rows.prompt_rows,
             pooled=kept.pooled,
+            adapters=kept.adapters,
         )
 
     def close(self) -> None:
@@ -89,6 +91,7 @@ class PlanBuilder:
                 slots,
                 np.array(slots, np.int32),
                 np.array(pooled, np.int32) if pooled else None,
+                _adapters(sequences),
                 any(s.spec.mask is not None for s in sequences),
                 sampling_columns(sequences, self._vocab_size) if are_fixed(sequences) else None,
             )
@@ -122,6 +125,11 @@ class PlanBuilder:
             num_drafts=np.array([len(s.drafts) for s, _ in chunks], np.int32),
             prompt_rows=PromptRows(*np.array(scored, np.int32).T.copy()) if scored else None,
         )
+
+
+def _adapters(sequences: list[Sequence]) -> Int32 | None:
+    slots = [s.spec.adapter_slot for s in sequences]
+    return np.array(slots, np.int32) if any(slot != NO_ADAPTER for slot in slots) else None
 
 
 def _mixes(chunks: list[Chunk]) -> bool:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from inferloop.core.request import BATCH_PRIORITY, FinishReason, Sampling
 from inferloop.engine.schedule.mask import Mask
 from inferloop.engine.schedule.radix import Namespace
-from inferloop.engine.schedule.step import Float64, TokenLogprob
+from inferloop.engine.schedule.step import NO_ADAPTER, Float64, TokenLogprob
 
 NO_SLOT = -1
 PRIORITY_LEVEL_MS = 1000
@@ -37,6 +37,8 @@ class SequenceSpec:
     """At the state before the first output token; the sequence moves it on."""
     pool: bool = False
     """Sum the last hidden states of the prompt; goes with max_tokens 0."""
+    adapter_slot: int = NO_ADAPTER
+    """What it goes through in every step, however often it is preempted. `namespace` tells which adapter that is."""
 
 
 class SequenceUpdate(Struct, frozen=True, gc=False):

@@ -28,6 +28,7 @@ UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 UInt8 = NDArray[np.uint8]
+NO_ADAPTER = -1
 BlockData = UInt8
 """The keys and values of one block in every layer and KV group, as `RunnerInfo.block_bytes` bytes in an order that is
 the runner's own. Never written to once it is made, so that it can be passed on without a copy."""
@@ -121,6 +122,9 @@ class StepPlan:
     pooled: Int32 | None = None
     """Sequences of the plan (their places, ascending) whose tokens' last hidden states are to be summed. None for none,
     as with `prompt_rows`, so that a runner may take its fast path."""
+    adapters: Int32 | None = None
+    """Of each sequence the slot of the adapter that it goes through, NO_ADAPTER for the model alone. None when all do
+    without."""
 
     @property
     def num_sequences(self) -> int:

@@ -83,14 +83,15 @@ def _tensors(path: Path) -> dict[str, TensorInfo]:
     out: dict[str, TensorInfo] = {}
     for file in weight_files(path):
         for info in read_safetensors(file).values():
-            name = _canonical(info.name)
+            name = canonical_name(info.name)
             if name in out:
                 raise ModelFileError(f"{file}: tensor {name} is also in {out[name].file.name}")
             out[name] = TensorInfo(name, info.dtype, info.shape, info.file, info.offset, info.num_bytes)
     return out
 
 
-def _canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
+    """What a tensor is called here, whatever its checkpoint calls it."""
     for prefix, replacement in _TEXT_PREFIXES:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)

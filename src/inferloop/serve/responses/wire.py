@@ -18,6 +18,7 @@ from inferloop.serve.responses.items import InputItem, messages_of
 from inferloop.serve.sampled import (
     Obfuscation,
     Sampled,
+    adapter_named,
     check_grammar,
     check_length,
     check_sampled,
@@ -145,6 +146,7 @@ def parse_response(body: bytes, info: GeneratorInfo) -> ResponseCall:
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         answer=plan,
+        adapter=adapter_named(request.model, info),
         request=request,
     )
 

@@ -7,7 +7,7 @@ depend on how many neighbours it has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inferloop.core.shape import ModelShape
 from inferloop.engine.compute.torch.group import ALONE, Group
+from inferloop.engine.compute.torch.layers.low_rank import Adapted
 from inferloop.engine.compute.torch.layers.rope import apply_rope
 from inferloop.engine.compute.torch.weights import LayerWeights, ModelWeights
 from inferloop.models.headers import Structure
@@ -63,9 +64,16 @@ class Decoder:
         self._num_q, self._num_kv = shape.num_heads, shape.kv_heads[0]
         self._in_buckets = weights.head.packed
 
-    def hidden(self, token_ids: Tensor, turns: Turns, attend: Attend, between: Callable[[], None]) -> Tensor:
+    def hidden(
+        self,
+        token_ids: Tensor,
+        turns: Turns,
+        attend: Attend,
+        between: Callable[[], None],
+        adapted: Sequence[Adapted | None],
+    ) -> Tensor:
         """Last hidden states before the final norm, (rows, hidden). `between` is called between parts of the work, and
-        may end it by raising."""
+        may end it by raising. `adapted`: of the rows, or when tiled of every TILE_ROWS of them."""
         num_rows = len(token_ids)
         if padding := self._num_padding_rows(num_rows):
             token_ids = F.pad(token_ids, (0, padding))
@@ -76,13 +84,13 @@ class Decoder:
         for i, layer in enumerate(self._weights.layers):
             between()
             cos, sin = turns.local if turns.local is not None and self._structure.is_local(i) else turns.all
-            qkv = self._rowwise(lambda x, cos, sin, layer=layer: self._qkv(layer, x, cos, sin), x, cos, sin)
+            qkv = self._adapted(lambda *rows, layer=layer: self._qkv(layer, *rows), adapted, x, cos, sin)
             q, k, v = torch.split(qkv, [self._num_q, self._num_kv, self._num_kv], 1)
             attended = attend(i, q[:num_rows], k[:num_rows], v[:num_rows])
             between()
             if padding:
                 attended = F.pad(attended, (0, 0, 0, padding))
-            x = self._rowwise(lambda x, a, layer=layer: self._finish(layer, x, a), x, attended)
+            x = self._adapted(lambda *rows, layer=layer: self._finish(layer, *rows), adapted, x, attended)
         return x[:num_rows]
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -112,9 +120,14 @@ class Decoder:
             return function(*rows)
         return torch.cat([function(*tile) for tile in zip(*(torch.split(r, TILE_ROWS) for r in rows), strict=True)])
 
-    def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _adapted(self, function: Callable[..., Tensor], adapted: Sequence[Adapted | None], *rows: Tensor) -> Tensor:
+        """`_rowwise` of a function that is told, before the rows, through which adapters they go."""
+        of_tiles = iter(adapted)
+        return self._rowwise(lambda *tile: function(next(of_tiles), *tile), *rows)
+
+    def _qkv(self, layer: LayerWeights, adapted: Adapted | None, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(rows, q heads + 2 * kv heads, head_dim): queries and keys rotated, values as they are."""
-        qkv: Tensor = torch.unflatten(layer.qkv(layer.input_norm(x)), -1, (-1, self._shape.head_dim))
+        qkv: Tensor = torch.unflatten(layer.qkv(layer.input_norm(x), adapted), -1, (-1, self._shape.head_dim))
         num_rotated = self._num_q + self._num_kv
         rotated = qkv[:, :num_rotated]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -123,11 +136,11 @@ class Decoder:
         qkv[:, :num_rotated] = apply_rope(rotated, cos, sin)
         return qkv
 
-    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+    def _finish(self, layer: LayerWeights, adapted: Adapted | None, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, feed-forward, residual."""
-        projected = self._group.sum(layer.out(attended))
+        projected = self._group.sum(layer.out(attended, adapted))
         x = x + (projected if layer.attended_norm is None else layer.attended_norm(projected))
-        fed = self._group.sum(layer.feed_forward(layer.ffn_norm(x)))
+        fed = self._group.sum(layer.feed_forward(layer.ffn_norm(x), adapted))
         return x + (fed if layer.ffn_out_norm is None else layer.ffn_out_norm(fed))
 
     def _head(self, hidden: Tensor) -> Tensor:

@@ -9,16 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.core.errors import EnvironmentLacksError, ModelFileError, UsageError
+from inferloop.core.shape import Product
+from inferloop.engine.compute.adapter import Adapter, merged
 from inferloop.engine.compute.room import check_room, no_room
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.compute.torch.attention import AttentionSpec, StepAttention, TiledAttention
 from inferloop.engine.compute.torch.cache import PagedCache
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.group import ALONE, Group
+from inferloop.engine.compute.torch.layers.low_rank import LowRank, adapted_rows
 from inferloop.engine.compute.torch.layers.rope import rope_tables
 from inferloop.engine.compute.torch.layout import block_layout
-from inferloop.engine.compute.torch.model import Decoder, Turns
+from inferloop.engine.compute.torch.model import TILE_ROWS, Decoder, Turns
 from inferloop.engine.compute.torch.prompts import (
     Scores,
     add_up,
@@ -30,11 +33,13 @@ from inferloop.engine.compute.torch.prompts import (
 )
 from inferloop.engine.compute.torch.sampler import SampleRows, in_parts, logprobs_of, sample, sample_rows
 from inferloop.engine.compute.torch.weights import ModelWeights, Progress, load_weights
-from inferloop.engine.schedule.step import Int64, StepPlan, StepResult, TokenLogprob
+from inferloop.engine.schedule.step import Float32, Int64, StepPlan, StepResult, TokenLogprob
 from inferloop.models.headers import ModelHeader, RopeSpec
 from inferloop.models.resolve import ModelFiles
 
 REVISION = "2"
+Prepared = dict[tuple[int, Product], LowRank]
+"""An adapter's updates by layer and product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,9 @@ class TorchRunner:
         local = header.structure.local_rope
         self._turns = self._table(header.rope, num_positions, context_length, weights.rope_factors, dtype)
         self._local_turns = None if local is None else self._table(local, num_positions, context_length, None, dtype)
+        self._header, self._weights, self._dtype = header, weights, dtype
         self._decoder = Decoder(weights, shape, header.structure, tiled=config.deterministic, group=group)
+        self._tile = TILE_ROWS if config.deterministic else None
         self._attention = TiledAttention if config.deterministic else StepAttention
         self._attention_spec = AttentionSpec.of(header)
         self._submitted: _Submitted | StepPlan | None = None
@@ -109,6 +116,7 @@ class TorchRunner:
             kv_bytes=self._cache.num_bytes,
             block_bytes=self._cache.num_bytes // num_blocks,
             block_layout=block_layout(revision, header, config, context_length),
+            takes_adapters=group is ALONE,
         )
 
     @classmethod
@@ -202,6 +210,30 @@ class TorchRunner:
         if len(rows.flat):
             self._decoder.logits(self._picked(hidden, rows))
 
+    def prepare_adapter(self, adapter: Adapter) -> Prepared:
+        """In the runner's dtype, on its device. Raises ModelFileError for what that dtype cannot hold."""
+
+        def placed(values: Float32) -> Tensor:
+            tensor = torch.from_numpy(values).to(device=self._device, dtype=self._dtype)
+            if not bool(torch.isfinite(tensor).all()):
+                raise ModelFileError(f"an adapter has numbers that {self._info.dtype} cannot hold")
+            return tensor
+
+        with torch.inference_mode():
+            updates = merged(adapter, self._header)
+            return {key: LowRank(placed(update.a), placed(update.b)) for key, update in updates.items()}
+
+    def set_adapter(self, slot: int, prepared: object | None) -> None:
+        """`prepared` is what `prepare_adapter` gave; None empties the slot."""
+        updates: Prepared = prepared if isinstance(prepared, dict) else {}
+        for i, layer in enumerate(self._weights.layers):
+            for product, linear in layer.products.items():
+                update = updates.get((i, product))
+                if update is None:
+                    linear.updates.pop(slot, None)
+                else:
+                    linear.updates[slot] = update
+
     def _forward(self, plan: StepPlan, between: Callable[[], None] = _go_on) -> Tensor:
         owner = np.repeat(np.arange(plan.num_sequences), np.diff(plan.offsets))
         positions = np.arange(plan.num_tokens) - plan.offsets[owner] + plan.first_positions[owner]
@@ -214,7 +246,8 @@ class TorchRunner:
         where = torch.from_numpy(positions.astype(np.int64)).to(self._device)
         (cos, sin), local = self._turns, self._local_turns
         turns = Turns((cos[where], sin[where]), None if local is None else (local[0][where], local[1][where]))
-        return self._decoder.hidden(token_ids, turns, attend, between)
+        adapted = adapted_rows(plan, self._device, tile=self._tile)
+        return self._decoder.hidden(token_ids, turns, attend, between, adapted)
 
     def _table(
         self, spec: RopeSpec, num_positions: int, context_length: int, factors: Tensor | None, dtype: torch.dtype

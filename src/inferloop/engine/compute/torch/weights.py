@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from inferloop.core.errors import ModelFileError
+from inferloop.core.shape import Product
 from inferloop.engine.compute.stored import half_split, read_tensor
 from inferloop.engine.compute.torch.layers.feed_forward import Experts, FeedForward, Mlp
 from inferloop.engine.compute.torch.layers.linear import Linear
@@ -42,6 +43,14 @@ class LayerWeights:
     ffn_norm: Norm
     feed_forward: FeedForward
     ffn_out_norm: Norm | None
+
+    @property
+    def products(self) -> dict[Product, Linear]:
+        """Those that adapters can change: not the experts."""
+        found: dict[Product, Linear] = {"qkv": self.qkv, "out": self.out}
+        if isinstance(self.feed_forward, Mlp):
+            found |= {"gate_up": self.feed_forward.gate_up, "down": self.feed_forward.down}
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,31 +9,32 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from inferloop.engine.compute.torch.layers.linear import Linear
+from inferloop.engine.compute.torch.layers.low_rank import Adapted
 from inferloop.models.headers.structure import Activation
 
 
 class FeedForward(Protocol):
     """(rows, hidden) -> (rows, hidden)."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor: ...
 
 
 class Mlp:
     """down(activation(gate(x)) * up(x)); `gate_up` stacks the two."""
 
-    __slots__ = ("_activation", "_down", "_gate_up")
+    __slots__ = ("_activation", "down", "gate_up")
 
     def __init__(self, gate_up: Linear, down: Linear, activation: Activation) -> None:
-        self._gate_up, self._down, self._activation = gate_up, down, activation
+        self.gate_up, self.down, self._activation = gate_up, down, activation
 
     @property
     def packed(self) -> bool:
-        return self._gate_up.packed
+        return self.gate_up.packed
 
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, -1)
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
+        gate, up = self.gate_up(x, adapted).chunk(2, -1)
         gate = F.silu(gate) if self._activation == "silu" else F.gelu(gate, approximate="tanh")
-        return self._down(gate * up)
+        return self.down(gate * up, adapted)
 
 
 class Experts:
@@ -48,7 +49,8 @@ class Experts:
         self._router, self._experts, self._per_token = router, experts, per_token
         self._renormalized, self._whole = renormalized, whole
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
+        """Adapters change no expert."""
         chosen, weights = torch.softmax(self._router(x), -1, dtype=torch.float).topk(self._per_token, -1)[::-1]
         if self._renormalized:
             weights = weights / weights.sum(-1, keepdim=True)

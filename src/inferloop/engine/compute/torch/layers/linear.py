@@ -6,11 +6,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from inferloop.engine.compute.torch.layers.low_rank import Adapted, LowRank
+
 
 class Linear:
-    """y = x @ weight.T + bias for x (rows, in) and weight (out, in)."""
+    """y = x @ weight.T + bias for x (rows, in) and weight (out, in), and what the adapters of some rows add to them.
 
-    __slots__ = ("_bias", "_weight", "num_bytes", "packed")
+    `updates`, by slot, are the adapters that change this matrix. The other rows are computed as if there were none."""
+
+    __slots__ = ("_bias", "_weight", "num_bytes", "packed", "updates")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         tensors = [weight] if bias is None else [weight, bias]
@@ -19,12 +23,14 @@ class Linear:
         """oneDNN then compiles code for every row count that it meets and keeps it, half a megabyte each."""
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
         self._bias = bias
+        self.updates: dict[int, LowRank] = {}
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
         if self.packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-            return y
-        return F.linear(x, self._weight, self._bias)
+        else:
+            y = F.linear(x, self._weight, self._bias)
+        return y if adapted is None else adapted.add(self.updates, x, y)
 
 
 def _packs(weight: Tensor) -> bool:
