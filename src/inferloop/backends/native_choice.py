@@ -42,8 +42,6 @@ def load_runner(
     problem: InferloopError | None = None
     if options.compute != "torch":
         problem = _ONE_PROCESS if ranks is not None else why_not_native(files.header, options.device)
-    if problem is None and options.max_adapters and options.compute != "torch":
-        problem = UsageError("the native engine computes no adapters")
     if options.compute == "native" and problem is not None:
         raise problem
     if options.compute == "torch" or problem is not None:

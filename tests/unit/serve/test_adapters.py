@@ -50,13 +50,13 @@ class Server:
     def events(self) -> list[ReplicaEvent]:
         return self._events.rows
 
-    async def call(self, path: str, **body: Any) -> tuple[int, dict[str, Any], str | None]:
+    async def call(self, path: str, **body: Any) -> tuple[int, Any, str | None]:
         """Status, body, and the identity that the response tells."""
         method = "POST" if body else "GET"
         response = await self.client.request(method, path, body=json.dumps(body).encode() if body else b"")
         return response.status, await response.json(), response.header("x-inferloop-identity")
 
-    async def complete(self, model: str, **fields: Any) -> dict[str, Any]:
+    async def complete(self, model: str, **fields: Any) -> Any:
         wanted = {"model": model, "prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True, **fields}
         status, answer, _ = await self.call("/v1/completions", **wanted)
         assert status == 200, answer
@@ -71,7 +71,7 @@ class Server:
         cached: int = usage["prompt_tokens_details"]["cached_tokens"]
         return cached
 
-    async def load(self, name: str, path: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+    async def load(self, name: str, path: str, **fields: Any) -> tuple[int, Any]:
         status, answer, _ = await self.call("/v1/load_lora_adapter", lora_name=name, lora_path=path, **fields)
         return status, answer
 

@@ -9,7 +9,9 @@ import numpy as np
 from inferloop.core.cores import usable_cores
 from inferloop.core.digest import canonical_json
 from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.engine.compute.adapter import Adapter
 from inferloop.engine.compute.native import _native
+from inferloop.engine.compute.native.adapters import pack_adapter
 from inferloop.engine.compute.native.config import NativeConfig
 from inferloop.engine.compute.native.level import best_isa
 from inferloop.engine.compute.native.memory import BLOCK_SIZE, block_bytes, partial_bytes
@@ -34,6 +36,7 @@ class NativeRunner:
     def __init__(self, header: ModelHeader, packed: PackedModel, config: NativeConfig) -> None:
         """`packed` is the model of `header` as `config.weights` asks for it. Use `load` for model files."""
         check_runs(header)
+        self._header, self._packed = header, packed
         shape = header.shape
         isa = config.isa or best_isa()
         of_block = block_bytes(shape, config.kv)
@@ -84,6 +87,7 @@ class NativeRunner:
                     "norm_eps": header.norm_eps,
                 }
             ),
+            takes_adapters=True,
         )
         self._submitted: StepPlan | None = None
         self._given_up = False
@@ -129,6 +133,15 @@ class NativeRunner:
             return StepResult.of_given_up(plan) if self._given_up else self._result(plan)
         finally:
             self._engine.forget()
+
+    def prepare_adapter(self, adapter: Adapter) -> PackedModel:
+        """Packed for the products that it changes. Raises ModelFileError for what their formats cannot hold."""
+        return pack_adapter(adapter, self._header, self._packed)
+
+    def set_adapter(self, slot: int, prepared: object | None) -> None:
+        """`prepared` is what `prepare_adapter` gave; None empties the slot."""
+        assert prepared is None or isinstance(prepared, PackedModel)
+        self._engine.set_adapter(slot, prepared)
 
     def logits(self, plan: StepPlan) -> Float32:
         """Logits (rows, vocab) of every token of a plan, unprocessed; writes the KV memory as `submit` does. For

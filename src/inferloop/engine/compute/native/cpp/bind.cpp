@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "bind_model.h"
 #include "bind_plan.h"
@@ -37,7 +38,7 @@ class Engine {
 
   bool layers(nb::handle plan, nb::handle give_up) {
     if (!pool_.can_run()) throw std::runtime_error("this process was forked off: its threads are in the other one");
-    plan_.read(plan, held_.model, memory_);
+    plan_.read(plan, held_.model, memory_, step_.num_slots());
     if (!give_up.is_none()) plan_.input.give_up = plan_.views.numbers<uint8_t>(give_up, "give_up", 1);
     const Unlocked free;
     return step_.layers(plan_.input, plan_.wishes);
@@ -112,7 +113,7 @@ class Engine {
 
   /// Logits of every token of a plan into `out`, [num_tokens][vocab_size].
   void logits(nb::handle plan, nb::handle out) {
-    plan_.read(plan, held_.model, memory_);
+    plan_.read(plan, held_.model, memory_, step_.num_slots());
     plan_.input.wants_all = true;
     const int num = plan_.input.plan.num_tokens;
     const size_t vocab = held_.model.vocab_size;
@@ -120,6 +121,16 @@ class Engine {
     const Unlocked free;
     step_.layers(plan_.input, plan_.wishes);
     step_.logits(0, num, rows);
+  }
+
+  /// What a slot holds from the next step on; None empties it.
+  void set_adapter(int slot, nb::handle packed) {
+    if (slot < 0 || slot >= kMaxSlots) throw std::invalid_argument("no such slot of adapters");
+    std::unique_ptr<HeldAdapter> held;
+    if (!packed.is_none()) held = std::make_unique<HeldAdapter>(packed, held_.model);
+    if (static_cast<size_t>(slot) >= adapters_.size()) adapters_.resize(slot + 1);
+    step_.set_adapter(slot, held == nullptr ? nullptr : &held->adapter);
+    adapters_[slot] = std::move(held);
   }
 
   /// Let go of the plan's arrays.
@@ -146,7 +157,10 @@ class Engine {
     return nb::make_tuple(sampler.logprobs()[row], nb::tuple(top), sampler.ranks()[row]);
   }
 
+  static constexpr int kMaxSlots = 1 << 16;
+
   HeldModel held_;
+  std::vector<std::unique_ptr<HeldAdapter>> adapters_;  // by slot
   KvMemory memory_;
   Pool pool_;
   Step step_;
@@ -169,6 +183,7 @@ void bind_step(nb::module_& m) {
       .def("save", &Engine::save, "blocks"_a, "rows"_a)
       .def("pooled", &Engine::pooled, "out"_a)
       .def("logits", &Engine::logits, "plan"_a, "out"_a)
+      .def("set_adapter", &Engine::set_adapter, "slot"_a, "packed"_a.none())
       .def("forget", &Engine::forget)
       .def("profile", &Engine::profile);
   m.def("kv_block_bytes", [](const std::string& kv, int head_dim) {

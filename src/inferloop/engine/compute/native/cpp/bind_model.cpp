@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <string>
 
 #include "matmul/matmul.h"
@@ -55,6 +56,19 @@ class Parts {
     w.data = data_ + offset;
     w.bias = vector(name + ".bias", n, true);
     return w;
+  }
+
+  /// What changes a product of these weights.
+  LowRank update(const std::string& name, const Matrix& w) {
+    LowRank found;
+    if (!has_matrix(name + ".a")) return found;
+    const int rank = field<int>(matrices_[(name + ".a").c_str()], "n");
+    require(rank > 0 && rank % kGroup == 0, name + " has a rank that is no multiple of 32");
+    found.a = matrix(name + ".a", rank, w.k);
+    found.b = matrix(name + ".b", w.n, rank);
+    require(form_of(found.a.format) == form_of(w.format), name + " takes rows in another form than what it changes");
+    require(found.b.format == Format::f32, name + ".b is not in fp32");
+    return found;
   }
 
   const float* vector(const std::string& name, int count, bool optional = false) {
@@ -127,6 +141,22 @@ HeldModel::HeldModel(nb::handle packed, nb::handle program) {
     layer.cos = all_cos + rope * rope_size;
     layer.sin = all_sin + rope * rope_size;
     model.layers.push_back(layer);
+  }
+}
+
+HeldAdapter::HeldAdapter(nb::handle packed, const Model& model) {
+  Parts parts(packed, views);
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const Layer& layer = model.layers[i];
+    const std::string prefix = "layers." + std::to_string(i);
+    AdaptedLayer adapted;
+    adapted.qkv = parts.update(prefix + ".qkv", layer.qkv);
+    adapted.out = parts.update(prefix + ".out", layer.out);
+    adapted.gate_up = parts.update(prefix + ".gate_up", layer.gate_up);
+    adapted.down = parts.update(prefix + ".down", layer.down);
+    for (const LowRank* update : {&adapted.qkv, &adapted.out, &adapted.gate_up, &adapted.down})
+      if (update->is_there()) adapter.max_rank = std::max(adapter.max_rank, update->rank());
+    adapter.layers.push_back(adapted);
   }
 }
 

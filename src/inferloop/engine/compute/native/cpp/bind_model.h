@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "adapter.h"
 #include "bind_view.h"
 #include "model.h"
 
@@ -16,6 +17,16 @@ struct HeldModel {
 
   Views views;
   Model model;
+};
+
+/// An adapter of it, held the same way.
+struct HeldAdapter {
+  /// `packed`: PackedModel with the matrices "layers.{i}.{product}.a" and ".b" of the products that it changes. Throws
+  /// std::invalid_argument for what does not fit `model`.
+  HeldAdapter(nanobind::handle packed, const Model& model);
+
+  Views views;
+  Adapter adapter;
 };
 
 }  // namespace inferloop

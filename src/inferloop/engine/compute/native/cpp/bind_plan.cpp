@@ -20,7 +20,7 @@ SparseColumns sparse(nb::handle rows, Views& views, size_t n) {
 
 }  // namespace
 
-void HeldPlan::read(nb::handle plan, const Model& model, const KvMemory& memory) {
+void HeldPlan::read(nb::handle plan, const Model& model, const KvMemory& memory, int num_slots) {
   views.clear();
   input = StepInput{};
   wishes = Wishes{};
@@ -50,7 +50,9 @@ void HeldPlan::read(nb::handle plan, const Model& model, const KvMemory& memory)
     input.num_pooled = static_cast<int>(length_of(pooled));
     input.pooled = views.numbers<int32_t>(pooled, "pooled", input.num_pooled);
   }
-  check(model, memory);
+  if (const nb::object adapters = plan.attr("adapters"); !adapters.is_none())
+    input.adapters = views.numbers<int32_t>(adapters, "adapters", n);
+  check(model, memory, num_slots);
   num_sampled = 0;
   wants_logprobs = false;
   for (int i = 0; i < input.plan.num_sequences; ++i) {
@@ -93,7 +95,7 @@ void HeldPlan::read_moves(nb::handle plan, const KvMemory& memory) {
   }
 }
 
-void HeldPlan::check(const Model& model, const KvMemory& memory) const {
+void HeldPlan::check(const Model& model, const KvMemory& memory, int num_slots) const {
   const Plan& plan = input.plan;
   const int num_blocks = memory.cache().num_blocks;
   const auto is_block = [&](int block) { return 0 <= block && block < num_blocks; };
@@ -105,6 +107,8 @@ void HeldPlan::check(const Model& model, const KvMemory& memory) const {
     const int32_t* table = plan.block_table + static_cast<size_t>(i) * plan.table_width;
     for (int64_t b = 0; b < (end + kBlock - 1) / kBlock; ++b) require(is_block(table[b]), "a block beyond the cache");
   }
+  for (int i = 0; input.adapters != nullptr && i < plan.num_sequences; ++i)
+    require(input.adapters[i] < num_slots, "an adapter beyond the slots");
   for (int t = 0; t < plan.num_tokens; ++t)
     require(0 <= plan.token_ids[t] && plan.token_ids[t] < model.vocab_size, "a token beyond the vocabulary");
   for (int i = 0; i < input.num_copies; ++i)

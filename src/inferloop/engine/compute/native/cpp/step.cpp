@@ -19,6 +19,7 @@ bool Step::layers(const StepInput& input, const Wishes& wishes) {
   given_up_ = false;
   find_tail(wishes);
   plan_attention();
+  plan_adapters();
   sampler_.begin(input.plan, wishes);
   reserve();
   memory_.reserve_copies(input.num_copies, pool_.size());
@@ -101,6 +102,35 @@ void Step::plan_attention() {
   }
 }
 
+void Step::set_adapter(int slot, const Adapter* adapter) {
+  if (slot >= num_slots()) adapters_.resize(slot + 1);
+  adapters_[slot] = adapter;
+}
+
+void Step::plan_adapters() {
+  adapted_.clear();
+  last_adapted_.clear();
+  max_rank_ = 0;
+  if (input_->adapters == nullptr) return;
+  const auto plan = [&](const Plan& rows, std::vector<AdaptedRows>& found) {
+    for (int i = 0; i < rows.num_sequences; ++i) {
+      const Adapter* adapter = input_->adapters[i] < 0 ? nullptr : adapters_[input_->adapters[i]];
+      if (adapter == nullptr) continue;
+      max_rank_ = std::max(max_rank_, adapter->max_rank);
+      for (int begin = rows.offsets[i]; begin < rows.offsets[i + 1];) {
+        const bool goes_on = !found.empty() && found.back().adapter == adapter &&
+                             found.back().begin + found.back().count == begin && found.back().count < kRowBlock;
+        if (!goes_on) found.push_back({adapter, begin, 0});
+        const int count = std::min(rows.offsets[i + 1] - begin, kRowBlock - found.back().count);
+        found.back().count += count;
+        begin += count;
+      }
+    }
+  };
+  plan(input_->plan, adapted_);
+  plan(tail_.plan, last_adapted_);
+}
+
 void Step::reserve() {
   // More rows may go through the head than there are tokens: one can be sampled from and be scored, even repeatedly.
   const int wanted = std::max({kFewRows, input_->plan.num_tokens, sampler_.num_rows()});
@@ -109,13 +139,21 @@ void Step::reserve() {
   for (const Layer& layer : model_.layers)
     for (const Matrix* w : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
       scratch = std::max(scratch, matmul_.scratch_bytes(*w, block));
+  for (const AdaptedRows& rows : adapted_)
+    for (const AdaptedLayer& layer : rows.adapter->layers)
+      for (const LowRank* update : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
+        if (update->is_there())
+          for (const Matrix* w : {&update->a, &update->b})
+            scratch = std::max(scratch, matmul_.scratch_bytes(*w, kRowBlock));
+  const size_t shrunk = adapted_.empty() ? 0 : static_cast<size_t>(wanted) * max_rank_;
   for (const std::vector<AttentionWork>* works : {&work_, &last_})
     for (const AttentionWork& work : *works) scratch = std::max(scratch, work.scratch_bytes());
-  if (wanted <= num_rows_ && scratch <= scratch_bytes_) return;
+  if (wanted <= num_rows_ && scratch <= scratch_bytes_ && shrunk <= shrunk_floats_) return;
 
   const int num_rows = std::max(wanted, num_rows_ + num_rows_ / 2);
   num_rows_ = 0;  // until there is memory for them
   scratch_bytes_ = std::max(scratch, scratch_bytes_);
+  shrunk_floats_ = std::max(shrunk, shrunk_floats_);
   const size_t widest = std::max(model_.hidden_size, model_.q_size());
   // A block of rows by four tiles, or by a key and a value, is the least that a product is divided into.
   const size_t out_floats = std::max(kOutFloats, size_t{kRowBlock} * std::max(4 * kTile, 2 * model_.head_dim));
@@ -128,10 +166,12 @@ void Step::reserve() {
     if (model_.has_output_norms) projected_ = carver.take<float>(static_cast<size_t>(num_rows) * model_.hidden_size);
     inputs_ = carver.take<uint8_t>(rows_bytes(num_rows, widest));
     units_ = carver.take<uint8_t>(rows_bytes(num_rows, model_.ffn_size));
+    shrunk_ = carver.take<float>(shrunk_floats_);
     for (Bench& bench : benches_) {
       bench.inputs = carver.take<uint8_t>(rows_bytes(kFewRows, widest));
       bench.row = carver.take<float>(widest);
       bench.out = carver.take<float>(out_floats);
+      if (shrunk_floats_ > 0) bench.added = carver.take<float>(out_floats);
       bench.scratch = carver.take<uint8_t>(scratch_bytes_);
     }
     return carver.num_bytes();

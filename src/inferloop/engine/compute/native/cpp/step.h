@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "adapter.h"
 #include "attention/attention.h"
 #include "cache.h"
 #include "matmul/matmul.h"
@@ -23,6 +24,7 @@ struct StepInput {
   std::vector<BlockAt> saves;
   const int32_t (*copies)[2] = nullptr;
   int num_copies = 0;
+  const int32_t* adapters = nullptr;  // slot of every sequence, below 0: none; null: none at all
   const int32_t* pooled = nullptr;  // sequences, ascending
   int num_pooled = 0;
   bool wants_all = false;            // the last hidden state of every token
@@ -55,6 +57,10 @@ class Step {
   /// Of tokens begin .. begin + count, [count][vocab_size], with `wants_all`.
   void logits(int begin, int count, float* out);
 
+  /// What a slot holds from the next step on, null for nothing; it must stay until then.
+  void set_adapter(int slot, const Adapter* adapter);
+  int num_slots() const { return static_cast<int>(adapters_.size()); }
+
   const Sampler& sampler() const { return sampler_; }
   /// Of each thread what has passed since this was last asked; nothing is measured before it is asked for the first time.
   std::vector<Profile> take_profiles();
@@ -65,12 +71,14 @@ class Step {
     uint8_t* inputs = nullptr;  // kFewRows rows in the form of a product
     float* row = nullptr;       // a row of activations
     float* out = nullptr;       // what a product gives
+    float* added = nullptr;     // what an adapter adds to it
     uint8_t* scratch = nullptr;
   };
   class Worker;  // a thread within one step; worker.h
 
   void find_tail(const Wishes& wishes);
   void plan_attention();
+  void plan_adapters();
   void reserve();
   int row_of(int flat) const;  // where the last hidden state of a token of the tail lies
 
@@ -92,6 +100,8 @@ class Step {
   float* projected_ = nullptr;  // [rows][hidden_size], what is normed before it is added to the residual stream
   uint8_t* inputs_ = nullptr;  // rows of hidden_size or q_size in the form of a product
   uint8_t* units_ = nullptr;   // rows of ffn_size in the form of a product
+  float* shrunk_ = nullptr;    // what the `a` of adapters make of rows: those at row r begin at r * max_rank_
+  size_t shrunk_floats_ = 0;   // that there is memory for
   std::vector<Bench> benches_;
   std::vector<Profile> profiles_;
   bool is_profiled_ = false;
@@ -101,6 +111,10 @@ class Step {
   std::vector<int> windows_;         // those that layers have
   std::vector<AttentionWork> work_;  // by window
   std::vector<AttentionWork> last_;  // the last layer's, for the tail alone; none when the tail is all, or nothing
+  std::vector<const Adapter*> adapters_;  // by slot
+  std::vector<AdaptedRows> adapted_;      // in order, kRowBlock rows at most
+  std::vector<AdaptedRows> last_adapted_;  // the same of the tail
+  int max_rank_ = 0;                       // of all that take part
   bool given_up_ = false;
 };
 

@@ -45,14 +45,17 @@ Rows part_of(const Rows& rows, int begin, int count) {
 void Step::Worker::layers() {
   move_blocks();
   embed();
+  adapted_ = &step_.adapted_;
   const int last = static_cast<int>(model_.layers.size()) - 1;
   for (int i = 0; i <= last; ++i) {
+    layer_ = i;
     const Layer& layer = model_.layers[i];
     const auto row_of_x = [&](int r) { return step_.x_ + static_cast<size_t>(r) * model_.hidden_size; };
     const auto row_attended = [&](int r) { return step_.attended_ + static_cast<size_t>(r) * model_.q_size(); };
     const bool all = i < last || step_.tail_.num_rows() == m_;
     const Form form = form_of(layer.qkv.format);
     const Rows normed = inputs(Phase::norm, form, model_.hidden_size, m_, layer.input_norm, row_of_x);
+    shrink(Phase::norm, &AdaptedLayer::qkv, normed);
     qkv(layer, i, normed, all || step_.tail_.num_rows() > 0 ? model_.num_heads : 0);
     meet(Phase::qkv);
     if (!all) {
@@ -62,15 +65,18 @@ void Step::Worker::layers() {
     const size_t window = std::find(step_.windows_.begin(), step_.windows_.end(), layer.window) - step_.windows_.begin();
     attend(all ? step_.work_[window] : step_.last_[0], i);
     meet(Phase::attention);
-    add_product(Phase::out, layer.out,
-                inputs(Phase::encode, form_of(layer.out.format), model_.q_size(), m_, nullptr, row_attended),
-                layer.attended_norm);
+    const Rows attended =
+        inputs(Phase::encode, form_of(layer.out.format), model_.q_size(), m_, nullptr, row_attended);
+    shrink(Phase::encode, &AdaptedLayer::out, attended);
+    add_product(Phase::out, &AdaptedLayer::out, layer.out, attended, layer.attended_norm);
     meet(Phase::out);
     const Rows post =
         inputs(Phase::norm, form_of(layer.gate_up.format), model_.hidden_size, m_, layer.post_norm, row_of_x);
+    shrink(Phase::norm, &AdaptedLayer::gate_up, post);
     const Rows units = gated(layer, post);
     meet(Phase::gate_up);
-    add_product(Phase::down, layer.down, units, layer.fed_norm);
+    shrink(Phase::gate_up, &AdaptedLayer::down, units);
+    add_product(Phase::down, &AdaptedLayer::down, layer.down, units, layer.fed_norm);
     if (team_.rank() == 0 && step_.input_->give_up != nullptr)
       step_.given_up_ = __atomic_load_n(step_.input_->give_up, __ATOMIC_RELAXED) != 0;
     meet(Phase::down);
@@ -128,6 +134,7 @@ void Step::Worker::queries(const Layer& layer, const Rows& in, int head, int beg
   const size_t ld = model_.q_size();
   float* q = step_.q_ + begin * ld + static_cast<size_t>(head) * dim;
   multiply(layer.qkv, in, head * tiles, (head + 1) * tiles, q, ld);
+  adapt(&AdaptedLayer::qkv, begin, count, head * tiles, (head + 1) * tiles, q, ld);
   for_runs(begin, count, [&](int, int first, int num, int position) {
     for (int i = 0; i < num; ++i) {
       float* row = q + (first - begin + i) * ld;
@@ -143,6 +150,8 @@ void Step::Worker::keys_and_values(const Layer& layer, int index, const Rows& in
   const size_t ld = 2 * dim;
   multiply(layer.qkv, in, key * tiles, (key + 1) * tiles, bench_.out, ld);
   multiply(layer.qkv, in, value * tiles, (value + 1) * tiles, bench_.out + dim, ld);
+  adapt(&AdaptedLayer::qkv, begin, count, key * tiles, (key + 1) * tiles, bench_.out, ld);
+  adapt(&AdaptedLayer::qkv, begin, count, value * tiles, (value + 1) * tiles, bench_.out + dim, ld);
   const Plan& plan = step_.input_->plan;
   for_runs(begin, count, [&](int sequence, int first, int num, int position) {
     float* rows = bench_.out + (first - begin) * ld;
@@ -182,7 +191,41 @@ void Step::Worker::keep_tail() {
     }
   }
   m_ = tail.num_rows();
+  adapted_ = &step_.last_adapted_;
   meet(Phase::encode);
+}
+
+/// What the adapters' `a` make of the rows that go through them; `in` is what the product is about to multiply.
+void Step::Worker::shrink(Phase phase, LowRank AdaptedLayer::*product, const Rows& in) {
+  if (adapted_->empty()) return;
+  team_.each(static_cast<int>(adapted_->size()), [&](int i) {
+    const AdaptedRows& rows = (*adapted_)[i];
+    const LowRank& update = rows.adapter->layers[layer_].*product;
+    if (!update.is_there()) return;
+    float* to = step_.shrunk_ + static_cast<size_t>(rows.begin) * step_.max_rank_;
+    multiply(update.a, part_of(in, rows.begin, rows.count), 0, update.a.num_tiles(), to, update.rank());
+  });
+  meet(phase);
+}
+
+/// Add what adapters add to rows begin .. begin + count of a product, of which `out` has these tiles.
+void Step::Worker::adapt(LowRank AdaptedLayer::*product, int begin, int count, int tile_begin, int tile_end, float* out,
+                         size_t ld) {
+  const int num = (tile_end - tile_begin) * kTile;
+  for (const AdaptedRows& rows : *adapted_) {
+    const int first = std::max(begin, rows.begin), end = std::min(begin + count, rows.begin + rows.count);
+    const LowRank& update = rows.adapter->layers[layer_].*product;
+    if (first >= end || !update.is_there()) continue;
+    Rows shrunk;
+    shrunk.form = Form::f32;
+    shrunk.m = end - first;
+    shrunk.k = update.rank();
+    shrunk.f32 = step_.shrunk_ + static_cast<size_t>(rows.begin) * step_.max_rank_ +
+                 static_cast<size_t>(first - rows.begin) * update.rank();
+    multiply(update.b, shrunk, tile_begin, tile_end, bench_.added, num);
+    for (int r = first; r < end; ++r)
+      step_.rows_.add(out + (r - begin) * ld, bench_.added + static_cast<size_t>(r - first) * num, num);
+  }
 }
 
 /// Four tiles hold 32 outputs of gate and the 32 of up that they go with.
@@ -192,6 +235,7 @@ Rows Step::Worker::gated(const Layer& layer, const Rows& in) {
   share_tiles(w, in, 4, [&](int begin, int count, int tile_begin, int tile_end) {
     const size_t ld = static_cast<size_t>(tile_end - tile_begin) * kTile;
     multiply(w, part_of(in, begin, count), tile_begin, tile_end, bench_.out, ld);
+    adapt(&AdaptedLayer::gate_up, begin, count, tile_begin, tile_end, bench_.out, ld);
     for (int r = 0; r < count; ++r) {
       float* row = bench_.out + r * ld;
       for (int tile = tile_begin; tile < tile_end; tile += 4, row += 4 * kTile) {
@@ -204,12 +248,14 @@ Rows Step::Worker::gated(const Layer& layer, const Rows& in) {
 }
 
 /// To the residual stream, after the norm with this gain, if any, for which whole rows must be there.
-void Step::Worker::add_product(Phase phase, const Matrix& w, const Rows& in, const float* gain) {
+void Step::Worker::add_product(Phase phase, LowRank AdaptedLayer::*product, const Matrix& w, const Rows& in,
+                               const float* gain) {
   const auto row_of_x = [&](int r) { return step_.x_ + static_cast<size_t>(r) * w.n; };
   const auto row_projected = [&](int r) { return step_.projected_ + static_cast<size_t>(r) * w.n; };
   share_tiles(w, in, 1, [&](int begin, int count, int tile_begin, int tile_end) {
     const size_t ld = static_cast<size_t>(tile_end - tile_begin) * kTile;
     multiply(w, part_of(in, begin, count), tile_begin, tile_end, bench_.out, ld);
+    adapt(product, begin, count, tile_begin, tile_end, bench_.out, ld);
     const int first = tile_begin * kTile, num = std::min(static_cast<int>(ld), w.n - first);
     for (int r = 0; r < count; ++r) {
       const float* from = bench_.out + r * ld;

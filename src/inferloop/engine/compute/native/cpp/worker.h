@@ -57,8 +57,10 @@ class Step::Worker {
   void keys_and_values(const Layer& layer, int index, const Rows& in, int head, int begin, int count);
   void attend(AttentionWork& work, int index);
   void keep_tail();
+  void shrink(Phase phase, LowRank AdaptedLayer::*product, const Rows& in);
+  void adapt(LowRank AdaptedLayer::*product, int begin, int count, int tile_begin, int tile_end, float* out, size_t ld);
   Rows gated(const Layer& layer, const Rows& in);
-  void add_product(Phase phase, const Matrix& w, const Rows& in, const float* gain);
+  void add_product(Phase phase, LowRank AdaptedLayer::*product, const Matrix& w, const Rows& in, const float* gain);
   void rotate(const Layer& layer, float* head, int position) const;
   void soften_logits(float* rows, int count, size_t ld) const;
 
@@ -84,6 +86,8 @@ class Step::Worker {
   Bench& bench_;
   StopWatch watch_;
   int m_ = 0;  // rows of the residual stream
+  int layer_ = 0;
+  const std::vector<AdaptedRows>* adapted_ = nullptr;  // of those rows
 };
 
 template <class RowAt>

@@ -64,7 +64,7 @@ class Bench {
 
   nb::object run(nb::handle step_plan, const std::optional<Mask>& mask, const std::optional<Slices>& slices,
                  int rows_at_once, int ids_at_once) {
-    plan_.read(step_plan, model_, memory_);
+    plan_.read(step_plan, model_, memory_, 0);
     double consuming = 0, finishing = 0;
     {
       nb::gil_scoped_release release;

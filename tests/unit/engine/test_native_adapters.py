@@ -1,0 +1,203 @@
+"""Adapters in the native step: against weights that they were added to, and who shares a step with whom, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tests.adapters import write_adapter
+
+from inferloop.core.errors import ModelFileError
+from inferloop.core.request import Sampling
+from inferloop.engine.compute.adapter import load_adapter
+from inferloop.engine.schedule.policy import ScheduleConfig
+from inferloop.engine.schedule.scheduler import Scheduler
+from inferloop.engine.schedule.sequence import SequenceSpec
+from inferloop.engine.schedule.step import NO_ADAPTER, Float32
+from inferloop.models.adapters.read import read_adapter
+from inferloop.models.headers import read_header
+from inferloop.models.resolve import open_files
+
+_native = pytest.importorskip("inferloop.engine.compute.native._native")
+
+RandomModel = Callable[..., Any]
+PROMPT = tuple(np.random.default_rng(2).integers(3, 131, 150).tolist())
+UNTIED = {"tie_word_embeddings": False}
+GEMMA3 = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 40,
+    "sliding_window": 24,
+    "pad_token_id": 0,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", UNTIED, {}),
+    "llama, some modules": ("llama", UNTIED, {"modules": ("k_proj", "gate_proj"), "rank": 33}),
+    "qwen2": ("qwen2", UNTIED, {"modules": ("q_proj", "v_proj", "o_proj", "down_proj")}),
+    "qwen3": ("qwen3", {**UNTIED, "head_dim": 32}, {"use_rslora": True}),
+    "gemma3": ("gemma3_text", GEMMA3, {}),
+}
+ISAS: tuple[Any, ...] = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
+
+
+def load(path: Path, adapters: Sequence[Path] = (), **options: Any) -> Any:
+    """The native runner with the adapters in slots 0 onward, packed beside the model."""
+    from inferloop.engine.compute.native.config import NativeConfig
+    from inferloop.engine.compute.native.runner import NativeRunner
+
+    defaults: dict[str, Any] = {"weights": "fp32", "num_blocks": 128, "num_threads": 2}
+    config = NativeConfig(**(defaults | options))
+    runner = NativeRunner.load(open_files("tiny", path), config, cache_dir=path / "cache")
+    for slot, adapter in enumerate(adapters):
+        read = read_adapter(adapter, read_header(path), max_rank=64)
+        runner.set_adapter(slot, runner.prepare_adapter(load_adapter(read)))
+    return runner
+
+
+def merge_into(to: Path, model: Path, adapter: Path) -> Path:
+    """The model's directory with W + 2 B A (alpha is twice the rank in these tests, unless stabilized)."""
+    to.mkdir()
+    for file in model.glob("*.json"):
+        (to / file.name).write_bytes(file.read_bytes())
+    weights, pairs = load_file(model / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    scalings = {m: p.scaling for m, p in read_adapter(adapter, read_header(model), max_rank=64).pairs.items()}
+    for module, scaling in scalings.items():
+        a, b = (pairs[f"base_model.model.{module}.lora_{side}.weight"].astype(np.float64) for side in "AB")
+        weights[module + ".weight"] = (weights[module + ".weight"] + scaling * b @ a).astype(np.float32)
+    save_file(weights, to / "model.safetensors")
+    return to
+
+
+def run(
+    runner: Any, slots: Sequence[int], budget: int = 256, max_tokens: int = 1, shorter: int = 0
+) -> tuple[list[Float32], list[list[int]]]:
+    """PROMPT through each of these slots together, each time one token less: logits of all positions, greedy answers.
+    What was sampled from is what `logits` tells, though a step computes only the rows that are asked for."""
+    info = runner.info
+    config = ScheduleConfig(
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_step_tokens=budget,
+        share_prefixes=False,
+    )
+    scheduler = Scheduler(config)
+    for i, slot in enumerate(slots):
+        sampling = Sampling(temperature=0.0, max_tokens=max_tokens, num_logprobs=0)
+        prompt = PROMPT[: len(PROMPT) - shorter - i]
+        scheduler.add(SequenceSpec(str(i), prompt, sampling, arrived_ms=i, adapter_slot=slot))
+    logits: list[list[Float32]] = [[] for _ in slots]
+    tokens: list[list[int]] = [[] for _ in slots]
+    while scheduler.request_ids:
+        plan = scheduler.schedule()
+        assert plan is not None
+        rows = runner.logits(plan)
+        for k, (sequence, _) in enumerate(scheduler._chunks):
+            logits[int(sequence.spec.request_id)].append(rows[plan.offsets[k] : plan.offsets[k + 1]])
+        runner.submit(plan)
+        for update in scheduler.commit(plan, runner.wait()):
+            i = int(update.request_id)
+            tokens[i] += update.token_ids
+            last = logits[i][-1][-1].astype(np.float64)
+            chosen = last.max() - np.log(np.exp(last - last.max()).sum()) - last.max()
+            assert update.logprobs is not None and update.logprobs[0].chosen == pytest.approx(chosen, abs=1e-4)
+    return [np.concatenate(parts) for parts in logits], tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_merged_weights(family: str, random_model: RandomModel, tmp_path: Path) -> None:
+    """But for keys and values in bf16, whose last bit a difference in the last bit of fp32 can change."""
+    architecture, config, adapted = FAMILIES[family]
+    random_model(tmp_path / "model", architecture, **config)
+    adapter = write_adapter(tmp_path / "a", read_header(tmp_path / "model"), **adapted)
+    whole = merge_into(tmp_path / "merged", tmp_path / "model", adapter)
+    for isa in ISAS[: ISAS.index(_native.best_isa()) + 1]:
+        [expected], _ = run(load(whole, isa=isa), [NO_ADAPTER])
+        runner = load(tmp_path / "model", [adapter], isa=isa)
+        [got], _ = run(runner, [0])
+        [plain], _ = run(runner, [NO_ADAPTER])
+        effect = np.abs(expected - plain)
+        assert effect.max() > 0.3 * plain.std()
+        assert np.abs(got - expected).max() < 0.03 * expected.std(), isa
+        assert np.abs(got - expected).mean() < 0.01 * effect.mean(), isa
+        for budget in (64, 7, 1):
+            assert np.array_equal(run(runner, [0], budget)[0][0], got)
+
+
+@pytest.mark.parametrize(("weights", "share"), [("bf16", 0.05), ("int8", 0.15)])
+def test_other_formats_of_weights_come_close(
+    weights: str, share: float, random_model: RandomModel, tmp_path: Path
+) -> None:
+    """`a` is held in a format that takes the same rows: what rounding adds is small against what the adapter does."""
+    random_model(tmp_path / "model", "llama", **UNTIED)
+    adapter = write_adapter(tmp_path / "a", read_header(tmp_path / "model"))
+    runner = load(tmp_path / "model", [adapter], weights=weights)
+    [got], [plain] = (run(runner, [slot])[0] for slot in (0, NO_ADAPTER))
+    [expected], _ = run(load(tmp_path / "model", [adapter]), [0])
+    [exact], _ = run(load(tmp_path / "model"), [NO_ADAPTER])
+    error, error_without = np.abs(got - expected).mean(), np.abs(plain - exact).mean()
+    assert error < share * np.abs(expected - exact).mean() + 2 * error_without
+
+
+def test_each_of_a_mixed_batch_has_the_bits_that_it_has_alone(random_model: RandomModel, tmp_path: Path) -> None:
+    random_model(tmp_path / "model", "llama", **UNTIED)
+    header = read_header(tmp_path / "model")
+    adapters = [
+        write_adapter(tmp_path / "a", header, seed=1, rank=4),
+        write_adapter(tmp_path / "b", header, seed=2, rank=40, modules=("q_proj", "v_proj", "down_proj")),
+        write_adapter(tmp_path / "c", header, seed=3, rank=1, use_rslora=True),
+    ]
+    slots = [0, NO_ADAPTER, 2, 1, 1, NO_ADAPTER, 0]
+    for weights in ("fp32", "int8"):
+        untouched = load(tmp_path / "model", weights=weights)
+        for num_threads in (1, 3):
+            runner = load(tmp_path / "model", adapters, weights=weights, num_threads=num_threads)
+            for budget in (256, 9):
+                logits, together = run(runner, slots, budget, max_tokens=8)
+                for i, slot in enumerate(slots):
+                    alone = run(untouched if slot == NO_ADAPTER else runner, [slot], 64, max_tokens=8, shorter=i)
+                    assert np.array_equal(alone[0][0], logits[i]) and alone[1][0] == together[i]
+        assert len({tuple(tokens) for tokens in together}) > 4
+    few = load(tmp_path / "model", adapters, num_blocks=40)
+    assert run(few, slots, 64, 8)[1] == run(load(tmp_path / "model", adapters), slots, 64, 8)[1], "preempted"
+
+
+def test_slots_are_filled_emptied_and_filled_again(random_model: RandomModel, tmp_path: Path) -> None:
+    random_model(tmp_path / "model", "llama", **UNTIED)
+    header = read_header(tmp_path / "model")
+    paths = [write_adapter(tmp_path / name, header, seed=i, rank=2 + 40 * i) for i, name in enumerate("ab")]
+    runner = load(tmp_path / "model", paths)
+    [[first], [second], [plain]] = (run(runner, [slot])[0] for slot in (0, 1, NO_ADAPTER))
+    runner.set_adapter(0, runner.prepare_adapter(load_adapter(read_adapter(paths[1], header, max_rank=64))))
+    assert np.array_equal(run(runner, [0])[0][0], second)
+    runner.set_adapter(0, None)
+    assert np.array_equal(run(runner, [0])[0][0], plain)
+    runner.set_adapter(5, runner.prepare_adapter(load_adapter(read_adapter(paths[0], header, max_rank=64))))
+    assert np.array_equal(run(runner, [5])[0][0], first)
+    with pytest.raises(ValueError, match="beyond the slots"):
+        run(runner, [6])
+    other = tmp_path / "other"
+    random_model(other, "llama", **UNTIED, hidden_size=96, head_dim=16)
+    with pytest.raises(ValueError, match="has another shape"):
+        load(other).set_adapter(0, runner.prepare_adapter(load_adapter(read_adapter(paths[0], header, max_rank=64))))
+
+
+def test_numbers_of_any_size_are_held_by_codes(random_model: RandomModel, tmp_path: Path) -> None:
+    """a of 1e-12 and b of 1e12 is what a and b of 1 are; what overflows is refused."""
+    random_model(tmp_path / "model", "llama", **UNTIED)
+    header = read_header(tmp_path / "model")
+    path = write_adapter(tmp_path / "a", header)
+    [expected], _ = run(load(tmp_path / "model", [path], weights="int8"), [0])
+    file = path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    save_file({n: t * np.float32(2.0**-40 if "lora_A" in n else 2.0**40) for n, t in tensors.items()}, file)
+    assert np.array_equal(run(load(tmp_path / "model", [path], weights="int8"), [0])[0][0], expected)
+    save_file({n: t * np.float32(2.0**100 if "lora_A" in n else 2.0**60) for n, t in tensors.items()}, file)
+    with pytest.raises(ModelFileError, match="too large together"):
+        load(tmp_path / "model", [path], weights="int8")
