@@ -318,3 +318,42 @@ def test_no_step_is_given_up_for_background_work(inbox: Inbox) -> None:
     inbox.wait_end("job 0", "job 1")
     engine.stop()
     assert engine.stats().step_counter == 3, "two steps each, one of them together"
+
+
+def test_errands_are_done_between_steps_after_what_came_before(inbox: Inbox) -> None:
+    """Also while there is nothing else to do; an errand that fails is its own affair."""
+    runner, seen = GatedRunner(num_blocks=8), list[str]()
+    engine = Engine(runner, EngineConfig(max_sequences=2), RealClock(), inbox)
+    engine.start()
+    engine.between_steps(lambda: seen.append("idle")).result(PATIENCE_S)
+    engine.submit(request("a", max_tokens=20))
+    assert runner.entered.acquire(timeout=PATIENCE_S)
+    engine.abort("a")
+    first = engine.between_steps(lambda: seen.append("running" if not inbox.ended("a") else "aborted"))
+    broken = engine.between_steps(lambda: [].pop())
+    assert seen == ["idle"], "a step runs"
+    runner.permits.release()
+    first.result(PATIENCE_S)
+    assert seen == ["idle", "aborted"]
+    assert isinstance(broken.exception(PATIENCE_S), IndexError)
+    runner.permits.release(1000)
+    engine.submit(request("b", max_tokens=2))
+    inbox.wait_end("b")
+    engine.stop()
+    with pytest.raises(EngineError, match="has stopped"):
+        engine.between_steps(lambda: seen.append("never"))
+
+
+def test_errands_of_an_engine_that_ends_fail(inbox: Inbox) -> None:
+    runner = GatedRunner(num_blocks=8)
+    engine = Engine(runner, EngineConfig(max_sequences=2), RealClock(), inbox)
+    engine.start()
+    engine.submit(request("a", max_tokens=20))
+    assert runner.entered.acquire(timeout=PATIENCE_S)
+    pending = engine.between_steps(lambda: None)
+    engine.fail(EngineError("given up while it hangs in a step"))
+    assert isinstance(pending.exception(PATIENCE_S), EngineError)
+    with pytest.raises(EngineError, match="has stopped"):
+        engine.between_steps(lambda: None)
+    runner.permits.release(100)
+    engine.stop()

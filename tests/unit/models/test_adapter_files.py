@@ -92,6 +92,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"peft_type": "IA3"}, "peft_type is 'IA3', only LORA"),
     "PiSSA": ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', which changes the base"),
     "an expression as pattern": ({"alpha_pattern": {"(a+)+$": 3}}, r"alpha_pattern has '\(a\+\)\+\$', which is no"),
+    "very many patterns": ({"rank_pattern": {f"m{i}": 1 for i in range(5000)}}, "rank_pattern has 5000 entries"),
     "no rank": ({"r": 0}, "r is 0, not a whole number above 0"),
     "a rank that is not that of the file": ({"r": 5}, r"has shape \(4, \d+\), model and config imply \(5, \d+\)"),
     "no strength": ({"lora_alpha": "much"}, "lora_alpha is 'much', not a finite number"),

@@ -13,6 +13,7 @@ from inferloop.models.headers.fields import Fields
 
 FILE = "adapter_config.json"
 _MAX_BYTES = 1 << 20
+_MAX_PATTERNS = 4096
 _READ = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "peft_type", "init_lora_weights")
 _WITHOUT_EFFECT = (
     *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version"),
@@ -62,11 +63,10 @@ class AdapterConfig:
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Raises ModelFileError naming the file and the key."""
     path = folder / FILE
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ModelFileError(f"{path}: is larger than {_MAX_BYTES} bytes")
-    except OSError:
-        raise ModelFileError(f"{folder}: not a PEFT adapter directory, it has no {FILE}") from None
+    if not path.is_file():
+        raise ModelFileError(f"{folder}: not a PEFT adapter directory, it has no {FILE}")
+    if path.stat().st_size > _MAX_BYTES:
+        raise ModelFileError(f"{path}: is larger than {_MAX_BYTES} bytes")
     fields = Fields(read_json_object(path), path)
     if fields.raw("peft_type") != "LORA":
         raise fields.fail("peft_type", f"is {str(fields.raw('peft_type'))[:80]!r}, only LORA is supported")
@@ -100,13 +100,15 @@ def _targets(fields: Fields) -> tuple[str, ...] | None:
         return None
     if not all(isinstance(name, str) for name in value):
         raise fields.fail("target_modules", "is not a list of names")
-    return tuple(value)
+    return tuple(dict.fromkeys(value))
 
 
 def _pattern(fields: Fields, key: str) -> list[tuple[str, Fields]]:
     """Names, with what to read their values from. Expressions are refused: whoever wrote them is a stranger."""
     within = fields.within(key)
     names = list(fields.raw(key) or {})  # type: ignore[call-overload]
+    if len(names) > _MAX_PATTERNS:
+        raise fields.fail(key, f"has {len(names)} entries, more than {_MAX_PATTERNS}")
     for name in names:
         if not _PATTERN.fullmatch(name):
             raise fields.fail(key, f"has {name[:80]!r}, which is no plain name of a module")
