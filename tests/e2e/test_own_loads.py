@@ -118,3 +118,21 @@ def test_recorded_sessions_are_played_as_they_were(tmp_path: Path) -> None:
     for t in turns:
         before = ends.get((t.session, (t.turn or 0) - 1))
         assert before is None or (t.t_intended_ns or 0) >= before
+
+
+def test_what_the_budget_left_out_is_told(tmp_path: Path, contract: dict[str, Any]) -> None:
+    """A run that is too short for its load says so, and how long would be enough."""
+    rows = [f"{i / 2},ChatGPT,40,4,44,Conversation log" for i in range(200)]
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    (tmp_path / "long.csv").write_text("\n".join([head, *rows]))
+    file = write(tmp_path, contract, arrivals={"process": "trace", "file": "long.csv"})
+    told = bench(tmp_path, file, "--budget-s", "12")
+    point = told.point
+    assert point["name"] == "trace" and 2 < point["num_requests"] <= 24, "most of the budget is for the trace"
+    (note,) = [note for note in point["notes"] if "come after the time that the budget leaves" in note]
+    assert int(note.split()[0]) + point["num_requests"] == 200
+
+    short = bench(tmp_path, write(tmp_path, contract), "--points", "0", "--budget-s", "12", "--peak", "2")
+    assert short.summary["verdict"] in ("inconclusive", "void")
+    (note,) = [n for n in short.summary["notes"] if "can decide the peak" in n] or [""]
+    assert short.summary["verdict"] == "void" or 80 < int(note.rpartition(" ")[2]) <= 100, note

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from tests.oracle.simulated_servers import Batching, Found, Queue, Server, measure, search
+from lab.simulated_servers import Batching, Found, Queue, Server, measure, search
 
 from inferloop.bench.decide import Step
 from inferloop.measure.crossing import Crossing

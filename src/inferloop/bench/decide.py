@@ -108,7 +108,7 @@ def _scout_rate(frontier: Frontier, limits: Limits) -> float | None:
     low, high = _bracket(points)
     if high is None:
         assert low is not None
-        up = on_grid(low * _STEP_UP)
+        up = on_grid(max(low, *(p.asked_qps or 0.0 for p in points)) * _STEP_UP)
         return up if up <= _MOST_OVER_TOP * max(limits.serial_qps, limits.burst_qps) else None
     if low is None:
         # Half way to one at a time, in the logarithm; below that by halves.

@@ -49,6 +49,7 @@ _LEAST_WINDOW_SHARE = 0.1
 _LATE_ARRIVALS = 1.15
 """By chance the arrivals of a plan take longer than their rate says: rather a little over than short of the floor."""
 _SPARE = 1.1  # a few more requests than the floor, for those that end without a value
+_LEAST_DRAIN_S, _DRAIN_ANSWERS = 1.0, 4.0
 _LEAST_GROWING_S = 5.0
 _GROWING_ANSWERS = 4.0
 """For how long, and for how many answers' time, a queue has to grow before a level is given up."""
@@ -102,8 +103,9 @@ class Measurer:
 
     @property
     def own_window_s(self) -> float:
-        """For a load that sets its own rate."""
-        return max(self.left_s - self._options.max_drain_s, _LEAST_WINDOW_SHARE * self._options.budget_s)
+        """For a load that sets its own rate: what is left but for the last answers."""
+        drain_s = min(self._options.max_drain_s, max(_LEAST_DRAIN_S, _DRAIN_ANSWERS * self.answer_s))
+        return max(self.left_s - drain_s, _LEAST_WINDOW_SHARE * self._options.budget_s)
 
     async def closed(self, name: str, mode: Mode, count: int, *, warmup: bool = False) -> BenchPoint:
         start_ns = self._clock.now_ns()
@@ -265,6 +267,11 @@ class Measurer:
             notes.append(f"{workload.num_clipped} of {len(planned)} requests were shortened to fit the context")
         if workload.num_skipped:
             notes.append(f"{workload.num_skipped} requests of the trace were left out: failed there, empty or too long")
+        if workload.num_later:
+            notes.append(
+                f"{workload.num_later} requests of the trace come after the time that the budget leaves: give it more, "
+                "or the trace a smaller time_scale"
+            )
         if result.stopped == "cut":
             notes.append(f"ended early, as hopeless: {result.num_unsent} requests were not sent")
         elif result.num_unsent and result.stopped is None:

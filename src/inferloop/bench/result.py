@@ -115,6 +115,7 @@ def frontier_of(points: Sequence[BenchPoint]) -> Frontier:
             arrival_qps=p.summary.arrival_qps,
             is_scout=p.role == "scout",
             balance=p.slo.balance,
+            asked_qps=p.offered_qps,
         )
         for p in points
         if p.mode == "open" and p.offered_qps is not None and not p.void

@@ -12,6 +12,7 @@ rate profile that is to be played.
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 
 from inferloop.backends.endpoint import Endpoint
@@ -114,6 +115,8 @@ class _Bench:
         self._calibration: Calibration | None = None
         self._notes: list[str] = list(target.endpoint.caveats)
         self._num_searched = 0
+        self._short: str | None = None
+        """Why the last search ended before its time, where it did."""
 
     async def run(self) -> BenchResult:
         o = self._options
@@ -139,6 +142,10 @@ class _Bench:
         if process in _OWN_LOADS:
             self._note_length(process)
             own = await m.own_load(process)
+            if not own.summary.num_requests:
+                self._notes.append(
+                    f"nothing was asked in the {m.own_window_s:.0f} s that the budget left: give it more"
+                )
             return self._result("void" if own.void else own.slo.verdict, own.void or own.slo.reasons, own)
         peak_qps = self._contract.traffic.qps.peak if o.peak_qps is None else o.peak_qps
         has_objective = bool(self._contract.slo.objectives)
@@ -153,7 +160,19 @@ class _Bench:
             await self._search(serial, burst, reserve_s=0.0)
         if peak.void:
             return self._result("void", peak.void, peak)
+        self._note_peak(peak, peak_qps)
         return self._result(peak.slo.verdict, peak.slo.reasons, peak)
+
+    def _note_peak(self, peak: BenchPoint, qps: float) -> None:
+        """How much time would have been enough, where it was not."""
+        m = self._measurer
+        missing = m.floor - peak.summary.num_requests
+        if peak.slo.verdict == "inconclusive" and missing > 0:
+            more_s = (1 + LEAD_SHARE) * missing / qps
+            self._notes.append(
+                f"{m.floor} requests can decide the peak, and {qps:g}/s brought {peak.summary.num_requests} in what "
+                f"time was left: try --budget-s {math.ceil((self._options.budget_s + more_s) / 10) * 10:.0f}"
+            )
 
     def _note_length(self, process: str) -> None:
         profile = self._contract.traffic.rate_profile
@@ -193,8 +212,7 @@ class _Bench:
         while True:
             step = next_step(frontier_of(m.points), self._num_searched, m.left_s - reserve_s, limits)
             if isinstance(step, Done):
-                if step.is_short and self._options.num_points:
-                    self._notes.append(f"no certified rate on each side of the edge: {step.reason}")
+                self._short = step.reason if step.is_short and self._options.num_points else None
                 return
             self._num_searched += 1
             name = f"{'scout' if step.role == 'scout' else 'rate'}-{self._num_searched}"
@@ -209,5 +227,7 @@ class _Bench:
         voids = [f"{p.name}: {text}" for p in points if p.void for text in p.void]
         if self._fresh.problem is not None:
             self._notes.append(f"the target's prefix cache was not emptied before each part: {self._fresh.problem}")
+        if self._short is not None:
+            self._notes.append(f"no certified rate on each side of the edge: {self._short}")
         notes = tuple(dict.fromkeys([*self._notes, *voids]))
         return BenchResult(tuple(points), frontier, capacity, verdict, reasons, notes, judged, self._calibration)

@@ -177,19 +177,26 @@ class _Bars:
 
 def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
     """The frontier, the verdict per objective, the sizing, and where it all lies."""
-    from inferloop.cli.tables import coloured, frontier_table, response_table, slo_table
+    from inferloop.cli.tables import coloured, frontier_table, response_table, sessions_table, slo_table
 
     stdout.print(frontier_table(result.points))
     responses = response_table(result.points)
-    if responses is not None:
-        stdout.print()
-        stdout.print(responses)
+    for table in (responses, sessions_table(result.judged)):
+        if table is not None:
+            stdout.print()
+            stdout.print(table)
     if result.judged is not None:
         stdout.print()
         stdout.print(slo_table(result.judged))
     c = result.capacity
+    stdout.print()
     above = "no measured rate failed" if c.high is None else f"{c.high:.3g} fails"
-    stdout.print(f"\ncapacity  {c.qps:.3g} queries/s of one replica: {c.low:.3g} passes, {above}; {c.method}")
+    if result.sets_own_rate and result.judged is not None:
+        stdout.print(f"capacity  not looked for: the {result.judged.name} load sets its own rate")
+    elif c.method == "undecided":
+        stdout.print(f"capacity  not known: {c.reason}; {above}")
+    else:
+        stdout.print(f"capacity  {c.qps:.3g} queries/s of one replica: {c.low:.3g} passes, {above}; {c.method}")
     if c.interval is not None:
         i = c.interval
         stdout.print(f"          {i.confidence:.0%} interval {i.low:.3g} to {i.high:.3g} (+-{i.half_width:.0%})")
@@ -198,8 +205,9 @@ def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
         added = "" if k.ttft_p50_ms is None else f"adds {k.ttft_p50_ms:.2g} ms to a TTFT (p95 {k.ttft_p95_ms:.2g})"
         reaches = "" if k.max_qps is None else f"reaches {k.max_qps:.0f} streams/s"
         stdout.print(f"client    {reaches}, {added}: measured here against a server that does nothing")
-    stdout.print(f"sizing    {sizing.reason}", markup=False)
-    for note in result.notes:
+    if not result.sets_own_rate:
+        stdout.print(f"sizing    {sizing.reason}", markup=False)
+    for note in dict.fromkeys([*result.notes, *(result.judged.notes if result.judged else ())]):
         stdout.print(f"note      {note}", markup=False)
     if result.verdict == "void":
         for reason in result.reasons:

@@ -92,6 +92,18 @@ def response_table(points: Sequence[BenchPoint]) -> Table | None:
     return table
 
 
+def sessions_table(point: BenchPoint | None) -> Table | None:
+    """Whole conversations and tool loops of the judged point. None where there were none."""
+    found = None if point is None else point.summary.session_ms
+    if found is None:
+        return None
+    table = _table("Conversations, first question to last answer, ms")
+    for name in ("n", "p50", "p95", "mean of those that ended", "longest"):
+        table.add_column(name, justify="right")
+    table.add_row(str(found.num_samples), *_latency(found, "p50", "p95"), _number(found.mean), _number(found.max))
+    return table
+
+
 def slo_table(point: BenchPoint) -> Table:
     """One row per objective of the judged point, and one for the error rate when it is declared."""
     slo = point.slo

@@ -33,7 +33,8 @@ class SampledWorkload:
 
     `num_clipped` had to be shortened to fit the context, `num_skipped` of a trace were left out. `prefix_reuse` is the
     share of input tokens that repeat an earlier prefix of this workload; `declared_prefix_reuse` is the same as the
-    contract wants it for this mix (of a trace: as measured). `offered_qps` is the rate that a trace has by itself.
+    contract wants it for this mix (of a trace: as measured). `offered_qps` is the rate that a trace has by itself;
+    `num_later` of its requests come after the time that was asked for.
     """
 
     requests: tuple[TimedRequest, ...]
@@ -42,6 +43,7 @@ class SampledWorkload:
     declared_prefix_reuse: float
     num_skipped: int = 0
     offered_qps: float | None = None
+    num_later: int = 0
 
 
 def sample(
@@ -169,7 +171,8 @@ def _replay(trace: Trace, traffic: Traffic, seed: int, stream: str, qps: float |
     requests = _untimed(found, traffic, seed, stream, qps) if found[0].at_s is None else _timed(found, prompts)
     reuse = measured_reuse(requests)
     return SampledWorkload(
-        requests, trace.num_clipped, reuse, reuse if declared is None else declared, trace.num_skipped, mean_rate(found)
+        *(requests, trace.num_clipped, reuse, reuse if declared is None else declared, trace.num_skipped),
+        *(mean_rate(found), trace.num_later),
     )
 
 

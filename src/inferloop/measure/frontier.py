@@ -34,6 +34,8 @@ class FrontierPoint:
     """Too short to be certain of: it helps to find the edge, and stands back where a longer level says otherwise."""
     balance: Balance | None = None
     """Arrivals against completions, where the load sets the rate."""
+    asked_qps: float | None = None
+    """The rate that was asked for, of which a short window of conversations brings much less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,13 @@ class Frontier:
         if not below:
             doubtful = [p for p in points if p.verdict != "fail" and p.offered_qps < ceiling]
             if doubtful or first_fail is None:
-                return Capacity(0.0, 0.0, high, "undecided", monotone, "no rate could be certified")
+                found = self.edge()
+                told = (
+                    f"; all levels together put it at {found.qps:.3g} ({found.low:.3g} to {found.high:.3g})"
+                    if found
+                    else ""
+                )
+                return Capacity(0.0, 0.0, high, "undecided", monotone, f"no rate could be certified{told}")
             why = "no measured rate passes"
             if passing:
                 why = f"{high:.3g} queries/s failed; that {passing[0].offered_qps:.3g} queries/s passed is not believed"

@@ -85,3 +85,15 @@ def test_nothing_missed_ends_the_search_above_the_burst() -> None:
     steps, frontier, _, _ = search(1000.0, 1.0, 4.0)
     assert 4.0 < max(s.qps for s in steps) <= 8.0
     assert frontier.capacity().high is None
+
+
+def test_where_less_comes_than_was_asked_more_is_asked() -> None:
+    """Conversations that begin in a short window bring their later turns after it."""
+    limits = Limits(10.0, 100.0, 70.0, 10, FLOOR, 1.0, 300.0)
+    asked: list[float] = []
+    found: list[FrontierPoint] = []
+    while isinstance(step := next_step(Frontier.of(found), len(found), 300.0, limits), Step) and step.role == "scout":
+        asked.append(step.qps)
+        come = 0.6 * step.qps
+        found.append(FrontierPoint(come, come, None, "pass", 0.9, 0.8, 0.95, is_scout=True, asked_qps=step.qps))
+    assert asked == sorted(set(asked)) and asked[-1] > 100.0, asked

@@ -76,3 +76,14 @@ def test_users_latencies_and_goodput_are_shown_whole(monkeypatch: pytest.MonkeyP
         "sweep-10", "2140", "22345", "22345", "37540", "1689", "422", "4", "23.4%", "289"
     ]  # fmt: skip
     assert tables.response_table([replace(point, mode="burst")]) is None
+
+
+def test_conversations_are_told_where_there_were_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    point = slow_point("peak")
+    assert tables.sessions_table(point) is None and tables.sessions_table(None) is None
+    times = replace(summarize([], mode="open").ttft_ms, num_samples=11, p50=3806.9, mean=3970.8, max=8564.9)
+    table = tables.sessions_table(replace(point, summary=replace(point.summary, session_ms=times)))
+    assert table is not None
+    console.print(table)
+    assert console.file.getvalue().splitlines()[-1].split() == ["11", "3807", "-", "3971", "8565"]  # type: ignore[attr-defined]

@@ -210,7 +210,9 @@ def test_time_scale_and_limits(tmp_path: Path) -> None:
     assert [r.at_s for r in replay(tmp_path, BURSTGPT, time_scale=0.5).requests] == [0.0, 20.0, 57.0]
     assert len(replay(tmp_path, BURSTGPT, max_requests=2).requests) == 2
     assert len(replay(tmp_path, BURSTGPT, num_requests=1).requests) == 1
-    assert len(replay(tmp_path, BURSTGPT, duration_s=57.0, time_scale=0.5).requests) == 2
+    early = replay(tmp_path, BURSTGPT, duration_s=57.0, time_scale=0.5)
+    assert (len(early.requests), early.num_later) == (2, 1)
+    assert replay(tmp_path, BURSTGPT).num_later == 0
     clipped = replay(tmp_path, BURSTGPT, context_limit=600)
     assert [(r.input_tokens, r.output_tokens) for r in clipped.requests] == [(472, 18), (370, 230), (324, 276)]
     assert (clipped.num_clipped, clipped.num_skipped) == (2, 1)

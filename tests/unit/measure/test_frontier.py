@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -40,6 +41,17 @@ def test_nothing_passes_gives_zero() -> None:
 def test_doubt_below_a_failure_is_doubt() -> None:
     c = Frontier.of([point(1, "inconclusive", 0.1), point(2, "fail", -1.0)]).capacity()
     assert (c.qps, c.high, c.method) == (0.0, 2.0, "undecided")
+
+
+def test_what_is_not_certified_is_still_estimated() -> None:
+    levels = [(1.0, "inconclusive", 0.5), (2.0, "inconclusive", 0.2), (4.0, "fail", -0.5)]
+    points = [FrontierPoint(q, q, None, v, m, m - 0.1, m + 0.1) for q, v, m in levels]  # type: ignore[arg-type]
+    c = Frontier.of(points).capacity()
+    assert (c.qps, c.low, c.high, c.interval) == (0.0, 0.0, 4.0, None), "nothing is sized by it"
+    told = re.search(r"all levels together put it at ([\d.]+) \(([\d.]+) to ([\d.]+)\)", c.reason)
+    assert told is not None
+    qps, low, high = map(float, told.groups())
+    assert low < qps < high and 2.0 < qps < 4.0
 
 
 def test_a_pass_above_a_failure_is_not_believed() -> None:

@@ -43,6 +43,8 @@ class Trace:
     num_clipped: int
     num_skipped: int
     tells_prefixes: bool
+    num_later: int = 0
+    """Requests that come after the time that was asked for."""
 
 
 def read_trace(
@@ -79,10 +81,11 @@ def read_trace(
     if not found:
         raise TraceError("holds no request that can be replayed", file=str(path))
     timed = _timed(found, source.time_scale)
+    num_timed = len(timed)
     if duration_s is not None:
         timed = [r for r in timed if r.at_s is None or r.at_s < duration_s]
     tells = any(r.blocks or r.session is not None for r in timed)
-    return Trace(tuple(_prompts(timed, names)), num_clipped, num_skipped, tells)
+    return Trace(tuple(_prompts(timed, names)), num_clipped, num_skipped, tells, num_timed - len(timed))
 
 
 def _fit(recorded: Recorded, limit: int | None) -> Recorded:

@@ -49,10 +49,11 @@ class Server(Protocol):
 @dataclass(frozen=True)
 class Queue:
     """M/M/1: one at a time, first come first served, `mu` answers per second; 95 % have to begin within `limit_s`. In
-    equilibrium 95 % of answers come within ln(20) / (mu - rate)."""
+    equilibrium 95 % of answers come within ln(20) / (mu - rate). `drift`: see Batching."""
 
     mu: float
     limit_s: float
+    drift: float = 0.0
 
     @property
     def answer_s(self) -> float:
@@ -75,11 +76,63 @@ class Queue:
         return 1 - math.log(20) / self.mu / self.limit_s
 
     def answer(self, due_s: np.ndarray, rng: np.random.Generator) -> list[tuple[float, float]]:
-        free, ends = 0.0, []
-        for due, work in zip(due_s.tolist(), rng.exponential(1 / self.mu, len(due_s)).tolist(), strict=True):
-            free = max(free, due) + work
-            ends.append((free, free))
-        return ends
+        return _one_at_a_time(due_s, rng.exponential(1 / self.mu / _speed(self.drift, rng), len(due_s)))
+
+
+@dataclass(frozen=True)
+class Regular:
+    """M/D/1: one at a time, `mu` answers per second that all take as long; 95 % have to come within `limit_answers`
+    times that long."""
+
+    mu: float
+    limit_answers: float
+
+    @property
+    def answer_s(self) -> float:
+        return 1 / self.mu
+
+    @property
+    def top_qps(self) -> float:
+        return self.mu
+
+    @property
+    def slo(self) -> Slo:
+        return Slo((Objective("ttft_ms", 0.95, 1000 * self.limit_answers / self.mu),))
+
+    @property
+    def idle_margin(self) -> float:
+        return 1 - 1 / self.limit_answers
+
+    @property
+    def capacity(self) -> float:
+        return _share_of_regular(self.limit_answers) * self.mu
+
+    def answer(self, due_s: np.ndarray, rng: np.random.Generator) -> list[tuple[float, float]]:
+        return _one_at_a_time(due_s, np.full(len(due_s), 1 / self.mu))
+
+
+def _one_at_a_time(due_s: np.ndarray, works_s: np.ndarray) -> list[tuple[float, float]]:
+    free, ends = 0.0, []
+    for due, work in zip(due_s.tolist(), works_s.tolist(), strict=True):
+        free = max(free, due) + work
+        ends.append((free, free))
+    return ends
+
+
+@lru_cache(maxsize=32)
+def _share_of_regular(limit_answers: float) -> float:
+    low, high = 0.05, 1.0
+    for _ in range(9):
+        share = (low + high) / 2
+        rng = np.random.default_rng(0)
+        due = np.cumsum(rng.exponential(1 / share, 200_000))
+        ends = np.array(_one_at_a_time(due, np.ones(len(due))))[:, 1]
+        low, high = (share, high) if quantile(np.sort(ends - due), 0.95) <= limit_answers else (low, share)
+    return (low + high) / 2
+
+
+def _speed(drift: float, rng: np.random.Generator) -> float:
+    return float(np.exp(rng.normal(-(drift**2) / 2, drift))) if drift else 1.0
 
 
 @dataclass(frozen=True)
@@ -123,8 +176,7 @@ class Batching:
         return _share_of_top(self.slots, self.load, self.prefill, self.mean_tokens, self.limit_answers) * self.top_qps
 
     def answer(self, due_s: np.ndarray, rng: np.random.Generator) -> list[tuple[float, float]]:
-        speed = float(np.exp(rng.normal(-(self.drift**2) / 2, self.drift))) if self.drift else 1.0
-        step_s = self.step_s / speed
+        step_s = self.step_s / _speed(self.drift, rng)
         sigma = 0.6  # half of the answers within a factor of 1.5 of the median
         tokens = np.maximum(2, rng.lognormal(math.log(self.mean_tokens) - sigma**2 / 2, sigma, len(due_s)).round())
         due = due_s.tolist()
