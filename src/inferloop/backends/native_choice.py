@@ -63,10 +63,11 @@ def pack_ahead(files: ModelFiles, dtype: str, cache_dir: Path | None, progress: 
 
 def check_parallel(header: ModelHeader, options: NativeOptions) -> None:
     """Whether a model can be computed by so many processes, before any is started. Raises UsageError."""
-    from inferloop.engine.compute.torch.parallel.split import share_of
+    from inferloop.engine.compute.torch.parallel.split import check_kind, share_of
 
     if options.compute == "native":
         raise _ONE_PROCESS
+    check_kind(options.device, options.tensor_parallel_size)
     if options.prefix_memory_mib or options.prefix_folder is not None:
         raise UsageError("with --tensor-parallel-size the prefix cache is kept in the KV memory only")
     if options.max_adapters:

@@ -20,7 +20,8 @@ DEFAULT_OVERHEAD_BYTES = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMemory:
-    """Bytes of one replica. `num_kv_tokens` is how many tokens of KV cache the remaining room holds."""
+    """Bytes of one replica, on each of its devices. `num_kv_tokens` is how many tokens of KV cache the remaining room
+    holds."""
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -44,12 +45,17 @@ def replica_memory(
     kv_bytes_per_token: float | None = None,
     utilization: float = DEFAULT_UTILIZATION,
     overhead_bytes: int = DEFAULT_OVERHEAD_BYTES,
+    num_ranks: int = 1,
 ) -> ReplicaMemory:
     """Of a replica that must hold at least one sequence of `sequence_tokens` (input plus output).
 
     `weight_bytes` is the measured size of the files and wins over `weight_format`, because mixed files follow no single
     format; `kv_bytes_per_token`, as an engine lays keys and values out, wins over `kv_format`. Raises UsageError for an
     unknown format or a number that means nothing.
+
+    `num_ranks` devices of `memory_bytes` each may share the replica by tensor parallelism. The fullest decides: it has
+    an even part of the weights, and keys and values of as many heads as fall to one where they cannot be dealt out more
+    evenly; ranks beyond the number of KV heads keep some of them once more.
     """
     for name, value in (("weights", weight_format), ("kv", kv_format)):
         if value not in BYTES_PER_ELEMENT:
@@ -58,8 +64,11 @@ def replica_memory(
             raise UsageError(f"{name} format {value!r} is unknown{hint}")
     if memory_bytes <= 0 or sequence_tokens <= 0 or not 0 < utilization <= 1 or overhead_bytes < 0:
         raise UsageError("memory and sequence length must be above 0, utilization within 0..1")
-    weights = math.ceil(shape.weight_bytes(weight_format)) if weight_bytes is None else weight_bytes
-    per_token = math.ceil(shape.kv_bytes_per_token(kv_format) if kv_bytes_per_token is None else kv_bytes_per_token)
+    if num_ranks < 1:
+        raise UsageError(f"a replica has 1 rank or more, not {num_ranks}")
+    weights = math.ceil((shape.weight_bytes(weight_format) if weight_bytes is None else weight_bytes) / num_ranks)
+    per_token = shape.kv_bytes_per_token(kv_format) if kv_bytes_per_token is None else kv_bytes_per_token
+    per_token = math.ceil(per_token * math.ceil(max(shape.kv_heads) / num_ranks) / max(shape.kv_heads))
     usable = int(memory_bytes * utilization)
     room = usable - weights - overhead_bytes
     num_kv_tokens = max(0, room // per_token)

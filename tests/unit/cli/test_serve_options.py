@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from inferloop.cli import serve
 from inferloop.cli.main import app
+from inferloop.models.resolve import ModelFiles
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,30 @@ def test_a_second_tier_of_the_prefix_cache_needs_the_first(tmp_path: Path) -> No
         result = CliRunner().invoke(app, ["serve", "m", "--no-enable-prefix-caching", *flags])
         assert result.exit_code == 2
         assert "--enable-prefix-caching" in result.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--compute", "native"], "the native engine computes in one process"),
+        (["--tensor-parallel-size", "12"], "9 heads and 48 units of the feed-forward can be split over 1 to 9 ranks"),
+        (["--prefix-cache-memory-mib", "1"], "the prefix cache is kept in the KV memory only"),
+        (["--device", "cuda:1"], "of which each rank takes one"),
+        (["--backend", "scripted"], "a script has none"),
+        (["--backend", "openvino"], "has no tensor parallel size"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused_before_one_is_started(
+    flags: list[str], says: str, embedded_model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr("inferloop.fleet.act.ranks.RankProcesses", refused)
+    command = ["serve", str(embedded_model.path), "--port", "0", "--tensor-parallel-size", "2", *flags]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())
 
 
 def test_queue_pace_and_time_flags_arrive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
+from inferloop.core.errors import EngineError
 from inferloop.core.request import Sampling
 from inferloop.engine.compute.torch.config import TorchConfig
+from inferloop.engine.compute.torch.parallel.lead import LeadRunner
+from inferloop.engine.compute.torch.parallel.process_group import ProcessGroup
 from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec, SequenceUpdate
 from inferloop.engine.schedule.step import StepResult
+from inferloop.fleet.act.ranks import RankProcesses
 from inferloop.models.resolve import open_files
 
 RandomModel = Callable[..., Any]
@@ -169,3 +177,22 @@ def test_each_rank_has_its_part_of_weights_and_kv_memory(
     num_norms = 5 * 64 * 2
     assert info.weight_bytes == alone.weight_bytes + num_norms
     assert own.weight_bytes < 0.52 * alone.weight_bytes
+
+
+def test_a_rank_that_hangs_in_a_step_is_noticed(random_model: RandomModel, tmp_path: Path) -> None:
+    """It does not come to where the first one waits; nothing can be computed after that."""
+    random_model(tmp_path)
+    config = replace(CONFIG, num_threads=torch.get_num_threads())
+    with RankProcesses(2) as processes:
+        runner = LeadRunner.load(open_files("tiny", tmp_path), config, processes.ranks, meet_timeout_s=5)
+        try:
+            processes.watch()
+            run(runner, 64)
+            os.kill(processes.pids[0], signal.SIGSTOP)
+            for _ in range(2):
+                with pytest.raises(EngineError, match="the 2 ranks cannot go on: "):
+                    run(runner, 64)
+            assert processes.ranks.lost.done()
+        finally:
+            ProcessGroup.leave()
+    assert not psutil.pid_exists(processes.pids[0])

@@ -111,10 +111,10 @@ def test_a_rank_that_never_joins_is_a_launch_error(pair: tuple[Link, Link], embe
     """It is there, and says nothing: before it is waited for at the group, and after."""
     ours, theirs = pair
     with pytest.raises(LaunchError, match=r"rank 1 of 2 did not get ready within 0\.2 s"):
-        LeadRunner.load(embedded_model, TorchConfig(num_blocks=8), Ranks([ours]), timeout_s=0.2)
+        LeadRunner.load(embedded_model, TorchConfig(num_blocks=8), Ranks([ours]), join_timeout_s=0.2)
     theirs.send(encode(Here()))
     with pytest.raises(LaunchError, match=r"the 2 ranks did not meet within 0\.2 s"):
-        LeadRunner.load(embedded_model, TorchConfig(num_blocks=8), Ranks([ours]), timeout_s=0.2)
+        LeadRunner.load(embedded_model, TorchConfig(num_blocks=8), Ranks([ours]), meet_timeout_s=0.2)
 
 
 def test_what_whoever_watches_says_wins_over_a_broken_connection(pair: tuple[Link, Link]) -> None:

@@ -88,3 +88,18 @@ def test_bad_formats_name_the_nearest() -> None:
         replica_memory(LLAMA_8B, memory_bytes=GIB, sequence_tokens=1, kv_format="bf6")
     with pytest.raises(UsageError, match="above 0"):
         replica_memory(LLAMA_8B, memory_bytes=0, sequence_tokens=1)
+
+
+def test_devices_that_share_a_replica_each_hold_a_part() -> None:
+    """Eight KV heads over three: somebody has three of them. Over sixteen, each is kept twice."""
+    alone = replica_memory(LLAMA_70B, memory_bytes=int(79.2 * GIB), sequence_tokens=4096)
+    two = replica_memory(LLAMA_70B, memory_bytes=int(79.2 * GIB), sequence_tokens=4096, num_ranks=2)
+    assert not alone.fits and two.fits
+    assert two.weight_bytes == pytest.approx(alone.weight_bytes / 2, abs=1)
+    per_token = [
+        replica_memory(LLAMA_70B, memory_bytes=GIB, sequence_tokens=1, num_ranks=num).kv_bytes_per_token
+        for num in (1, 2, 3, 16)
+    ]
+    assert [per_token[0] * part / 8 for part in (8, 4, 3, 1)] == per_token
+    with pytest.raises(UsageError, match="1 rank or more"):
+        replica_memory(LLAMA_70B, memory_bytes=GIB, sequence_tokens=1, num_ranks=0)

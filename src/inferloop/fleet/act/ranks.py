@@ -53,8 +53,8 @@ class RankProcesses:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        self.close()
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        self.close(_END_S if error is None else 0.0)
 
     def watch(self) -> None:
         """From now on a rank that ends is told to `ranks.lost`. Nobody else may read from the ranks any more."""
@@ -73,14 +73,13 @@ class RankProcesses:
         who = f"rank {key.data} of {self.ranks.size} (pid {self.pids[key.data - 1]})"
         self.ranks.lose(EngineError(f"{who} {how}: this replica cannot go on"))
 
-    def close(self) -> None:
-        """Idempotent. Ranks that are waiting for a step end by themselves, others are killed."""
+    def close(self, grace_s: float = 0.0) -> None:
+        """Idempotent. Ranks that are waiting for a step end by themselves, others are killed after `grace_s`."""
         self._closing.set()
         self.ranks.close()
-        grace_s = 0.0 if self.ranks.lost.done() else _END_S
         for guard, lifeline in self._guards:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                guard.wait(grace_s)
+                guard.wait(0.0 if self.ranks.lost.done() else grace_s)
             with contextlib.suppress(OSError):
                 lifeline.shutdown(socket.SHUT_WR)  # kills the tree, if there still is one
             guard.wait()

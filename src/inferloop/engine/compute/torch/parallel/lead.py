@@ -23,8 +23,10 @@ from inferloop.engine.compute.torch.weights import Progress
 from inferloop.engine.schedule.step import StepPlan, StepResult
 from inferloop.models.resolve import ModelFiles
 
-JOIN_TIMEOUT_S = 60.0
-"""Until all ranks have met, and from then on for one to come to where the others wait for it."""
+_JOIN_TIMEOUT_S = 60.0
+"""For a rank to be there, which is what importing torch takes."""
+_MEET_TIMEOUT_S = 60.0
+"""For one to come to where the others wait for it, the first time and in every step."""
 _LOAD_TIMEOUT_S = 1800.0
 """Weights may come over a slow line. A rank that dies meanwhile is noticed at once."""
 
@@ -44,7 +46,8 @@ class LeadRunner:
         ranks: Ranks,
         *,
         progress: Progress | None = None,
-        timeout_s: float = JOIN_TIMEOUT_S,
+        join_timeout_s: float = _JOIN_TIMEOUT_S,
+        meet_timeout_s: float = _MEET_TIMEOUT_S,
     ) -> LeadRunner:
         """Every rank reads its share of the weights, and takes its heads' part of the KV memory, which
         `config.kv_memory_bytes` bounds for all together. `config.num_threads` are each rank's; None shares the cores.
@@ -67,15 +70,15 @@ class LeadRunner:
             check_room(int(num_blocks * block_bytes))
             num_threads = num_threads or max(1, usable_cores() // size)
         config = replace(config, num_blocks=num_blocks, num_threads=num_threads)
-        store, port = open_store(timeout_s)
+        store, port = open_store(meet_timeout_s)
         told = asdict(config)
         try:
-            ranks.send_each([Job(r, size, port, str(files.path), told, timeout_s) for r in range(1, size)])
+            ranks.send_each([Job(r, size, port, str(files.path), told, meet_timeout_s) for r in range(1, size)])
         except OSError:
             raise LaunchError(f"a rank of {size} ended before it was told what to do") from None
-        ranks.expect(Here, timeout_s)
+        ranks.expect(Here, join_timeout_s)
         try:
-            ProcessGroup.join(store, shares[0], device_of(config, 0), timeout_s)
+            ProcessGroup.join(store, shares[0], device_of(config, 0), meet_timeout_s)
             own = load_share(files, shares[0], config, progress)
             ready = ranks.expect(Ready, _LOAD_TIMEOUT_S)
         except BaseException:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.core.errors import EnvironmentLacksError
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.parallel.process_group import ProcessGroup
-from inferloop.engine.compute.torch.parallel.split import Share, header_of_share
+from inferloop.engine.compute.torch.parallel.split import Share, check_kind, header_of_share
 from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.compute.torch.weights import Progress
 from inferloop.models.resolve import ModelFiles
@@ -17,12 +17,9 @@ from inferloop.models.resolve import ModelFiles
 
 def check_devices(device: str, size: int) -> None:
     """Raises UsageError for a kind of device that ranks cannot have one each of, EnvironmentLacksError for too few."""
-    if device == "cpu":
-        return
-    if device != "cuda":
-        raise UsageError(f"--tensor-parallel-size {size} is for --device cpu, or cuda, of which each rank takes one")
-    num = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if num < size:
+    check_kind(device, size)
+    num = torch.cuda.device_count() if device == "cuda" and torch.cuda.is_available() else 0
+    if device == "cuda" and num < size:
         raise EnvironmentLacksError(f"--tensor-parallel-size {size}: torch sees {num} CUDA devices")
 
 

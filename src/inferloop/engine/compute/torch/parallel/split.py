@@ -33,6 +33,12 @@ def even(num: int, part: int, num_parts: int, unit: int = 1) -> range:
     return range(begin * unit, num if part == num_parts - 1 else end * unit)
 
 
+def check_kind(device: str, size: int) -> None:
+    """Raises UsageError for a device that ranks cannot have one each of."""
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--tensor-parallel-size {size} is for --device cpu, or cuda, of which each rank takes one")
+
+
 def share_of(header: ModelHeader, rank: int, size: int) -> Share:
     """Whole groups of the heads that share keys and values, so that each of those is kept once; with more ranks than
     groups, each rank has a part of one group, and what that shares is kept by several ranks. Where a count cannot be
