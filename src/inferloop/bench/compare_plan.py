@@ -22,7 +22,7 @@ _SPARE = 1.15
 _SHORTEST_S, _LONGEST_S = 4.0, 30.0
 _NEAR = 1.3
 """Rates closer than this say the same."""
-_MOST_RATES = 4
+_MOST_RATES = 3
 _LEAST_DRAIN_S, _MOST_DRAIN_S, _PATIENCE = 5.0, 30.0, 1.2
 
 

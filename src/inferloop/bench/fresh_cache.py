@@ -8,12 +8,15 @@ is preferred to emptying it.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 
 from inferloop.backends.http import HttpClient, HttpError
 
 _SALTED = frozenset({"inferloop", "vllm"})
 """Servers in which requests meet in the cache only under the same `cache_salt`, by their models' `owned_by`."""
+_REFUSED = re.compile(r"[^A-Za-z0-9._-]")
+"""vLLM answers salts that hold some of these with 400."""
 _FLUSHED = frozenset({"sglang"})
 """Servers whose cache is emptied by POST /flush_cache, when nothing runs."""
 _ATTEMPTS, _PAUSE_S, _TIMEOUT_S = 5, 0.2, 10.0
@@ -43,7 +46,7 @@ class FreshCache:
 
     def fields(self, part: str) -> dict[str, str]:
         """What the bodies of a part's requests have besides; the prompts stay as they are."""
-        return {"cache_salt": f"bench-{self._nonce}-{part}"} if self._is_salted else {}
+        return {"cache_salt": f"bench-{self._nonce}-{_REFUSED.sub('-', part)}"} if self._is_salted else {}
 
     async def empty(self) -> None:
         """Before a part, while nothing of ours runs. Never raises: a cache that stays warm is found by the checks."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
+from inferloop.pages.text import signs_of
+
 _CALLED = {True: "[green]better[/]", False: "[red]worse[/]", None: "[dim]no difference[/]"}
 
 
@@ -22,7 +24,7 @@ def points_table(summary: dict[str, Any]) -> Table:
             str(p["num_requests"]),
             number(p["output_tok_s"]),
             number(p["goodput_qps"]),
-            *(number(p[m][q]) for m in ("ttft_ms", "tpot_ms") for q in ("p50", "p95")),
+            *(_of(p[m], q) for m in ("ttft_ms", "tpot_ms") for q in ("p50", "p95")),
             "-" if rate is None else f"{rate:.1%}",
             _place(p),
         )
@@ -40,16 +42,16 @@ def differences_table(summary: dict[str, Any]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("called")
     for d in summary["comparisons"]:
-        i = d["interval"]
+        i, signs = d["interval"], signs_of(d)
         table.add_row(
             d["target"],
             f"{d['offered_qps']:g}",
             d["figure"],
-            number(d["a"]),
-            number(d["b"]),
-            number(d["difference"], signed=True),
-            "-" if i is None else f"{number(i['low'], signed=True)} to {number(i['high'], signed=True)}",
-            number(d["noise_floor"]),
+            _of(d, "a"),
+            _of(d, "b"),
+            _of(d, "difference", signed=signs["difference"]),
+            "-" if i is None else " to ".join(_of(i, end, signed=signs[end]) for end in ("low", "high")),
+            _of(d, "noise_floor"),
             _CALLED[d["better"]],
         )
     return table
@@ -60,6 +62,11 @@ def _place(point: dict[str, Any]) -> str:
     if point["dominated_by"]:
         return f"{full}dominated by {point['dominated_by']}"
     return full + ("on the front" if point["ranked_by"] else "not ranked")
+
+
+def _of(told: dict[str, Any], name: str, *, signed: str = "") -> str:
+    """A number of what may name some as infinite, with `signed`: requests that failed, or were never answered."""
+    return f"{signed}\u221e" if name in told.get("infinite", ()) else number(told[name], signed=bool(signed))
 
 
 def number(value: float | None, *, signed: bool = False) -> str:

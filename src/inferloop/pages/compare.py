@@ -10,7 +10,7 @@ from inferloop.measure.timing import RequestTiming
 from inferloop.pages.charts import several_frontiers
 from inferloop.pages.html import Child, Column, grouped_table, table, tag
 from inferloop.pages.setups import setup_table, targets_table
-from inferloop.pages.text import ABSENT, METRICS, number, percent, percentile, words
+from inferloop.pages.text import ABSENT, METRICS, number, percent, percentile, signs_of, words
 from inferloop.pages.timing import pick_streams, timing_simulator
 from inferloop.pages.verdicts import Json, declared, mapping, mappings
 
@@ -77,8 +77,8 @@ def differences_table(comparisons: Sequence[Json], names: Mapping[str, str]) -> 
                 figure_name(d),
                 _value(d, "a"),
                 _value(d, "b"),
-                signed(d.get("difference")),
-                interval_text(mapping(d.get("interval"))),
+                _difference(d),
+                interval_text(mapping(d.get("interval")), signs_of(d)),
                 _value(d, "noise_floor"),
                 called(d),
             ]
@@ -158,13 +158,20 @@ def signed(value: object) -> str:
     return f"+{text}" if isinstance(value, int | float) and value > 0 else text
 
 
-def interval_text(interval: Json) -> str:
+def interval_text(interval: Json, signs: Mapping[str, str] | None = None) -> str:
+    """`signs` are those of ends that are infinite; by themselves nothing bounds it on that side."""
     if not interval:
         return ABSENT
-    ends = []
-    for name, sign in (("low", "-"), ("high", "+")):
-        ends.append(f"{sign}\u221e" if name in words(interval.get("infinite")) else signed(interval.get(name)))
+    infinite, signs = words(interval.get("infinite")), signs or {"low": "-", "high": "+"}
+    ends = [f"{signs[end]}\u221e" if end in infinite else signed(interval.get(end)) for end in ("low", "high")]
     return f"{ends[0]} to {ends[1]}"
+
+
+def _difference(d: Json) -> str:
+    """With the sign of what is infinite in it."""
+    if "difference" in words(d.get("infinite")):
+        return f"{signs_of(d)['difference']}\u221e"
+    return signed(d.get("difference"))
 
 
 def called(d: Json) -> Markup:

@@ -100,6 +100,16 @@ def percentile(latency: Any, name: str) -> Markup | str:
     return tag("span", "not certifiable", class_="soft")
 
 
+def signs_of(difference: Any) -> dict[str, str]:
+    """Of what is infinite in a difference, its interval's ends included: the sign of the side that is infinite, where
+    only one is, as nothing that is resampled of it can be on the other side."""
+    infinite = set(words(difference.get("infinite")))
+    a, b = "a" in infinite, "b" in infinite
+    if a == b:
+        return {"difference": "\u00b1", "low": "-", "high": "+"}
+    return dict.fromkeys(("difference", "low", "high"), "-" if a else "+")
+
+
 def error_class(name: str) -> str:
     """What happened to a request that did not succeed, in words where the class alone would mislead."""
     known = {"censored": "unfinished at the cut-off", "client": "client (the load generator's own fault)"}
