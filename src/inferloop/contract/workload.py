@@ -9,7 +9,10 @@ from inferloop.core.digest import digest_of
 from inferloop.core.slo import Slo
 
 Archetype = Literal["chat", "agent", "batch"]
-PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "int8", "q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k")
+PRECISIONS = (
+    *("fp32", "bf16", "fp16", "fp8", "int8"),
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
+)
 CAPTURE_LEVELS = ("none", "token_ids", "text")
 
 

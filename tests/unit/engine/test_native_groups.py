@@ -172,7 +172,7 @@ def test_int8_keeps_what_it_can_state(dtype: str) -> None:
     stored = random_blocks(dtype, 3, 2, seed=5)
     groups = to_int8(dtype, stored)
     want = theirs(dtype, stored)
-    if dtype in ("q4_0", "q5_0", "q8_0"):
+    if dtype in ("q4_0", "q5_0", "q8_0", "iq4_nl"):
         np.testing.assert_array_equal(groups.values(), want)
     else:
         assert (np.abs(groups.values() - want) <= groups.scales.repeat(32, -1) * 0.5001).all()

@@ -270,9 +270,9 @@ def test_scales_that_are_no_numbers_are_refused(write: Write, weights: Weights) 
 def test_types_that_cannot_be_read_are_refused_before_anything_is_packed(write: Write, tmp_path: Path) -> None:
     header = write("q4_0")
     name = "model.layers.0.mlp.down_proj.weight"
-    of_another = {**header.tensors, name: replace(header.tensors[name], dtype="iq4_nl")}
+    of_another = {**header.tensors, name: replace(header.tensors[name], dtype="iq3_s")}
     done: list[int] = []
-    with pytest.raises(ModelFileError, match=r"down_proj\.weight is iq4_nl; readable are bf16, "):
+    with pytest.raises(ModelFileError, match=r"down_proj\.weight is iq3_s; readable are bf16, "):
         pack(replace(header, tensors=of_another), tmp_path / "cache", done)
     assert not done and not (tmp_path / "cache").exists()
 

@@ -139,6 +139,41 @@ def _scales_and_mins(b: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.f
     return d * scales, -(dmin * mins)
 
 
+def _quarters(qs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bytes [..., 64] -> [..., 2, 4, 32]: of each half, the lowest pair of bits of all its bytes, then the next."""
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    pairs: NDArray[np.uint8] = qs.reshape(*qs.shape[:-1], 2, 1, 32) >> shifts & np.uint8(3)
+    return pairs
+
+
+def _k2(b: NDArray[Any]) -> _Parts:
+    d, dmin = (b[name].astype(np.float32)[..., None] for name in ("d", "dmin"))
+    return _quarters(b["qs"]), d * (b["scales"] & 0x0F), -(dmin * (b["scales"] >> 4))
+
+
+def _k3(b: NDArray[Any]) -> _Parts:
+    """Sixteen six-bit scales less 32: the low four bits of each in 8 bytes, the others in 4."""
+    low = _halves(b["scales"][..., :8]).reshape(*b.shape, 16)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    high = (b["scales"][..., None, 8:] >> shifts & np.uint8(3)).reshape(*b.shape, 16)
+    scales = (low | high << np.uint8(4)).astype(np.int8) - 32
+    third: NDArray[np.uint8] = b["hmask"][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
+    codes = _quarters(b["qs"]).reshape(*b.shape, 8, 32) | third << np.uint8(2)
+    return codes, b["d"].astype(np.float32)[..., None] * scales, None
+
+
+def _nl(b: NDArray[Any]) -> _Parts:
+    return _NL_CODES[_halves(b["qs"])], b["d"], None
+
+
+def _xs(b: NDArray[Any]) -> _Parts:
+    """Eight six-bit scales less 32: the low four bits of each in 4 bytes, the others in a word."""
+    low = (b["scales_l"][..., None] >> np.array([0, 4], np.uint8) & np.uint8(0x0F)).reshape(*b.shape, 8)
+    high = (b["scales_h"][..., None] >> np.arange(0, 16, 2, dtype=np.uint16) & np.uint16(3)).astype(np.uint8)
+    scales = (low | high << np.uint8(4)).astype(np.int8) - 32
+    return _NL_CODES[_halves(b["qs"].reshape(*b.shape, 8, 16))], b["d"].astype(np.float32)[..., None] * scales, None
+
+
 def _k4(b: NDArray[Any]) -> _Parts:
     return _halves(b["qs"].reshape(*b.shape, 4, 32)), *_scales_and_mins(b)
 
@@ -151,9 +186,7 @@ def _k5(b: NDArray[Any]) -> _Parts:
 
 def _k6(b: NDArray[Any]) -> _Parts:
     low = _halves(b["ql"].reshape(*b.shape, 2, 64)).reshape(*b.shape, 2, 4, 32)
-    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    high: NDArray[np.uint8] = b["qh"].reshape(*b.shape, 2, 1, 32) >> shifts & np.uint8(3)
-    return low | high << np.uint8(4), b["d"].astype(np.float32)[..., None] * b["scales"], None
+    return low | _quarters(b["qh"]) << np.uint8(4), b["d"].astype(np.float32)[..., None] * b["scales"], None
 
 
 def _type(form: GroupForm, read: Callable[[NDArray[Any]], _Parts], *fields: tuple[str, str, int]) -> GroupType:
@@ -166,12 +199,21 @@ _SCALES = ("scales", "u1", 12)
 _Q4 = GroupForm(bits=4, group=32, offset=0, wide=False, has_min=True)
 _Q5 = replace(_Q4, bits=8)
 
+_NL_CODES = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
+"""What the codes of IQ4 stand for, and 128: steps that are finer towards zero."""
+
 GROUP_TYPES: dict[str, GroupType] = {
     "q4_0": _type(replace(_Q4, offset=8, has_min=False), _plain4, _D, ("qs", "u1", 16)),
     "q4_1": _type(_Q4, _plain4, _D, _M, ("qs", "u1", 16)),
     "q5_0": _type(replace(_Q5, offset=16, has_min=False), _plain5, _D, ("qh", "u1", 4), ("qs", "u1", 16)),
     "q5_1": _type(_Q5, _plain5, _D, _M, ("qh", "u1", 4), ("qs", "u1", 16)),
     "q8_0": _type(GroupForm(8, 32, 128, False, False), _signed8, _D, ("qs", "u1", 32)),
+    "iq4_nl": _type(GroupForm(8, 32, 128, False, False), _nl, _D, ("qs", "u1", 16)),
+    "iq4_xs": _type(
+        GroupForm(8, 32, 128, True, False), _xs, _D, ("scales_h", "<u2", 0), ("scales_l", "u1", 4), ("qs", "u1", 128)
+    ),
+    "q2_k": _type(GroupForm(4, 16, 0, True, True), _k2, ("scales", "u1", 16), ("qs", "u1", 64), _D, _DMIN),
+    "q3_k": _type(GroupForm(4, 16, 4, True, False), _k3, ("hmask", "u1", 32), ("qs", "u1", 64), _SCALES, _D),
     "q4_k": _type(replace(_Q4, wide=True), _k4, _D, _DMIN, _SCALES, ("qs", "u1", 128)),
     "q5_k": _type(replace(_Q5, wide=True), _k5, _D, _DMIN, _SCALES, ("qh", "u1", 32), ("qs", "u1", 128)),
     "q6_k": _type(
