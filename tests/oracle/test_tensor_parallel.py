@@ -19,7 +19,8 @@ Prompts = list[tuple[int, ...]]
 LoadSplit = Callable[..., contextlib.AbstractContextManager[Any]]
 Check = Callable[..., tuple[list[int], Scheduler]]
 FP32_TIE = 1e-3
-"""As for one process; no answer has needed it so far."""
+BF16_TIE = 0.25
+"""As for one process; no answer in fp32 has needed it so far."""
 
 
 @pytest.fixture
@@ -29,13 +30,15 @@ def check(
     """check(runner, which, num_new, **schedule) holds the answers to those prompts to the reference. Tells how many
     tokens of each came from the cache, and the scheduler."""
 
-    def run(runner: Any, which: list[int], num_new: int, **schedule: Any) -> tuple[list[int], Scheduler]:
+    def run(
+        runner: Any, which: list[int], num_new: int, *, near_tie: float = FP32_TIE, **schedule: Any
+    ) -> tuple[list[int], Scheduler]:
         sampling = Sampling(temperature=0.0, max_tokens=num_new)
         asked = [prompts[i] for i in which]
         specs = [SequenceSpec(str(n), prompt, sampling) for n, prompt in enumerate(asked)]
         updates, scheduler = drive(runner, specs, eos_token_ids=embedded_model.header.eos_token_ids, **schedule)
         got = [[token for update in come for token in update.token_ids] for come in updates]
-        assert_same(asked, got, [reference[i][:num_new] for i in which], FP32_TIE)
+        assert_same(asked, got, [reference[i][:num_new] for i in which], near_tie)
         return [come[-1].num_cached_tokens for come in updates], scheduler
 
     return run
@@ -68,3 +71,9 @@ def test_two_ranks_with_preemption(embedded_model: ModelFiles, load_split: LoadS
 def test_three_ranks(embedded_model: ModelFiles, load_split: LoadSplit, check: Check, full: bool) -> None:
     with load_split(embedded_model, TorchConfig(dtype="fp32", num_blocks=512), 3) as runner:
         check(runner, [0, 3, 8], 64 if full else 8, max_step_tokens=64)
+
+
+def test_two_ranks_in_bf16(embedded_model: ModelFiles, load_split: LoadSplit, check: Check, full: bool) -> None:
+    """Packed weights, and parts of sums that are rounded before they are added."""
+    with load_split(embedded_model, TorchConfig(num_blocks=512), 2) as runner:
+        check(runner, [0, 3, 8], 64 if full else 12, near_tie=BF16_TIE)

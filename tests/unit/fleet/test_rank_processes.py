@@ -58,6 +58,21 @@ def test_a_rank_that_can_still_speak_says_why() -> None:
     assert "ended with code 9 (RuntimeError: out of memory)" in error
 
 
+def test_the_one_that_was_killed_is_named_and_not_those_that_it_took_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say of what they end."""
+    monkeypatch.setattr("inferloop.fleet.act.ranks._GATHER_S", 3.0)
+    frame = encode(Failed("RuntimeError", "Connection closed by peer"))
+    said = len(frame).to_bytes(4, "big") + frame
+    script = f"import os, sys; os.read(0, 1); os.write(0, {said!r}); sys.exit(1)"
+    with RankProcesses(3, (sys.executable, "-c", script)) as processes:
+        processes.watch()
+        processes.ranks.links[0].send(b"")
+        wait_gone(processes.pids[:1])
+        os.kill(processes.pids[1], signal.SIGKILL)
+        error = str(processes.ranks.lost.result(60))
+    assert error.startswith(f"rank 2 of 3 (pid {processes.pids[1]}) was killed by SIGKILL")
+
+
 def test_a_program_that_does_not_start_leaves_none_behind() -> None:
     with RankProcesses(2, ("/no/such/program",)) as processes:
         processes.watch()

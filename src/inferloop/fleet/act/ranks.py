@@ -21,6 +21,7 @@ from inferloop.fleet.act.guarded import start_guarded
 
 _ARGV = (sys.executable, "-m", "inferloop.engine.compute.torch.parallel.worker")
 _END_S = 5.0
+_GATHER_S = 0.2
 _STDERR = 2
 
 
@@ -64,13 +65,17 @@ class RankProcesses:
         with selectors.DefaultSelector() as selector:
             for rank, (_, lifeline) in enumerate(self._guards, 1):
                 selector.register(lifeline, selectors.EVENT_READ, rank)
-            [(key, _), *_] = selector.select()
+            selector.select()
+            # A rank that dies takes others with it, whose broken connections are not the reason.
+            self._closing.wait(_GATHER_S)
+            ended = [key.data for key, _ in selector.select()]
         if self._closing.is_set():
             return
-        code = self._guards[key.data - 1][0].wait()
-        said = self.ranks.last_word(key.data)
-        how = _how(code) if said is None else f"{_how(code)} ({said})"
-        who = f"rank {key.data} of {self.ranks.size} (pid {self.pids[key.data - 1]})"
+        codes = {rank: self._guards[rank - 1][0].wait() for rank in ended}
+        said = {rank: self.ranks.last_word(rank) for rank in ended}
+        rank = min(ended, key=lambda rank: (said[rank] is not None, rank))
+        how = _how(codes[rank]) + (f" ({said[rank]})" if said[rank] else "")
+        who = f"rank {rank} of {self.ranks.size} (pid {self.pids[rank - 1]})"
         self.ranks.lose(EngineError(f"{who} {how}: this replica cannot go on"))
 
     def close(self, grace_s: float = 0.0) -> None:
