@@ -61,6 +61,7 @@ def test_a_second_tier_of_the_prefix_cache_needs_the_first(tmp_path: Path) -> No
         (["--compute", "native"], "the native engine computes in one process"),
         (["--tensor-parallel-size", "12"], "9 heads and 48 units of the feed-forward can be split over 1 to 9 ranks"),
         (["--prefix-cache-memory-mib", "1"], "the prefix cache is kept in the KV memory only"),
+        (["--enable-lora"], "adapters are computed in one process"),
         (["--device", "cuda:1"], "of which each rank takes one"),
         (["--backend", "scripted"], "a script has none"),
         (["--backend", "openvino"], "has no tensor parallel size"),
