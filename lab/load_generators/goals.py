@@ -22,8 +22,8 @@ PACED_TOKENS_PER_S = 100_000.0
 TTFT_ERROR_MS = {"p50": 0.3, "p99": 1.0}
 LATE_P99_MS = 0.6
 RSS_MB = 150.0
-FULL = 0.9
-"""Of its core; a server that is busier may be what limits a client."""
+FULL, HALF_FULL = 0.9, 0.5
+"""Of its core: a server that is busier than the first may be what limits a client, one below the second is not."""
 LEEWAY = 1.5
 """By how much a client in C must get more of the server, for it not to be the limit."""
 
@@ -38,7 +38,9 @@ def is_limited(rows: Sequence[Row], load: str) -> bool:
     """Whether the null server, and not the client, may have set our rate on a load."""
     ours, most = mid(rows, Inferloop.name, load, "per_s"), mid(rows, Counter.name, load, "per_s")
     share = mid(rows, Inferloop.name, load, "server_share")
-    return share is not None and share >= FULL and (ours is None or most is None or most < LEEWAY * ours)
+    if share is None or share < HALF_FULL:
+        return False
+    return share >= FULL if most is None or ours is None else most < LEEWAY * ours
 
 
 def goals(rows: Sequence[Row]) -> str:

@@ -15,9 +15,16 @@ class EventParser:
         self._data: list[bytes] = []
         self._after_cr = False
         self._first_line = True
+        self.is_clean = False
+        """Whether an event may begin with the next byte, and nothing that was fed before says what becomes of it."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Data of the events that this piece completes."""
+        events = self._feed(piece)
+        self.is_clean = not (self._line or self._data or self._after_cr or self._first_line)
+        return events
+
+    def _feed(self, piece: bytes) -> list[bytes]:
         if self._first_line and piece and not self._line:
             self._first_line = piece[:1] == b"\xef"  # else no byte order mark can begin here
         events: list[bytes] = []

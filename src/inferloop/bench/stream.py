@@ -6,7 +6,8 @@ total in the last usage. A frame that has only a role, a finish reason or usage 
 are output like any other.
 
 Nearly all frames of a stream differ in the text alone. So the bytes around the text of a frame that was understood are
-kept, and a frame with the same bytes around another plain text means the same and is not decoded.
+kept, and a frame with the same bytes around another plain text means the same and is not decoded. Where no bytes of an
+earlier read belong to them, such frames are told by the blank lines between them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class StreamReader:
     __slots__ = (
         *("_events", "_times", "_told", "_so_far", "_num_input", "_num_output", "_num_cached", "_queue_ms"),
         *("_finish_reason", "_t_first_answer_ns", "_done", "_error", "_empty_ns", "_texts"),
-        *("_before", "_after", "_around", "_same_told"),
+        *("_before", "_after", "_same_told"),
     )
 
     def __init__(self, *, keep_text: bool = False) -> None:
@@ -76,26 +77,39 @@ class StreamReader:
         self._empty_ns: list[int] = []
         self._texts: list[str] | None = [] if keep_text else None
         self._before = self._after = b""
-        self._around = 0
         self._same_told: int | None = None
 
     def feed(self, t_ns: int, piece: bytes) -> None:
         """Never raises: what cannot be understood makes the result's error `protocol`."""
-        for data in self._events.feed(piece):
+        if 92 in piece or 13 in piece:
+            self._take_events(t_ns, piece)
+            return
+        if not self._events.is_clean:
+            end = piece.find(b"\n\n") + 2
+            if end < 2:
+                self._take_events(t_ns, piece)
+                return
+            self._take_events(t_ns, piece[:end])
+            piece = piece[end:]
+        *blocks, rest = piece.split(b"\n\n")
+        for block in blocks:
             # The same as the frame before but for a text without escapes?
+            text_end = len(block) - len(self._after)
+            start = len(self._before)
             if (
-                self._around
-                and len(data) > self._around
-                and data.startswith(self._before)
-                and data.endswith(self._after)
-                and data.find(b'"', len(self._before)) == len(data) - len(self._after)
-                and 92 not in data
+                text_end > start
+                and block.startswith(self._before)
+                and block.endswith(self._after)
+                and block.find(b'"', start) == text_end
+                and 10 not in block
             ):
                 self._times.append(t_ns)
                 self._told.append(self._same_told)
                 self._so_far.append(None)
             else:
-                self._take_data(t_ns, data)
+                self._take_events(t_ns, block + b"\n\n")
+        if rest:
+            self._take_events(t_ns, rest)
 
     def finish(self, *, cut: bool = False) -> StreamResult:
         """`cut` says that the body ended before its framing said so."""
@@ -122,6 +136,10 @@ class StreamReader:
             tuple(self._empty_ns),
             self._num_cached is not None,
         )
+
+    def _take_events(self, t_ns: int, piece: bytes) -> None:
+        for data in self._events.feed(piece):
+            self._take_data(t_ns, data)
 
     def _take_data(self, t_ns: int, data: bytes) -> None:
         if data.strip() == b"[DONE]":
@@ -172,8 +190,7 @@ class StreamReader:
             start += len(key)
             end = start + len(encoded)
             if data[start:end] == encoded and data[end : end + 1] == b'"' and 92 not in data and data.count(key) == 1:
-                self._before, self._after, self._same_told = data[:start], data[end:], told
-                self._around = len(self._before) + len(self._after)
+                self._before, self._after, self._same_told = b"data: " + data[:start], data[end:], told
             return
 
     def _take_usage(self, usage: Usage) -> None:

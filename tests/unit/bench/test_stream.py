@@ -232,9 +232,18 @@ def test_completions_frames() -> None:
     st.booleans(),
     st.sampled_from([None, 1, 2]),
     st.integers(1, 300),
+    st.sampled_from(["", ": ping\n\n", "event: word\n", "\n\n", "data:\n"]),
+    st.sampled_from(["\n", "\n", "\r\n", "\r"]),
 )
 def test_frames_read_by_their_surroundings_are_read_as_decoded_ones(
-    texts: list[str], kind: str, compact: bool, ascii_only: bool, told: int | None, size: int
+    texts: list[str],
+    kind: str,
+    compact: bool,
+    ascii_only: bool,
+    told: int | None,
+    size: int,
+    between: str,
+    line_end: str,
 ) -> None:
     """Keeping the text decodes every frame: the slow truth."""
     frames = []
@@ -245,7 +254,8 @@ def test_frames_read_by_their_surroundings_are_read_as_decoded_ones(
             event["inferloop"] = {"num_tokens": told if i % 5 else 3}
         separators = (",", ":") if compact else (", ", ": ")
         frames.append(f"data: {json.dumps(event, ensure_ascii=ascii_only, separators=separators)}\n\n".encode())
-    body = b"".join(frames) + DONE
+    body = between.encode().join(frames) + DONE
+    body = body.replace(b"\n", line_end.encode())
     slow, fast = StreamReader(keep_text=True), StreamReader()
     for i in range(0, len(body), size):
         slow.feed(i, body[i : i + size])

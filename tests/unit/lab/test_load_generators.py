@@ -100,7 +100,11 @@ def test_goals_are_told_as_met_missed_open_or_not_measured() -> None:
         "| plain | 0.30 | 3.00 | not it |",
     ):
         assert line in table.splitlines()
-    assert is_limited([*rows, _row("C client", "fast", 9_000.0), _row("C client", "fast", 9_000.0)], "fast") is False
+    assert not is_limited([*rows, *2 * [_row("C client", "fast", 9_000.0)]], "fast"), "there is much more to be had"
+    assert is_limited([_row("inferloop", "fast", 1.0, server_share=0.91)], "fast"), "nothing else is known"
+    scarce = [_row("C client", "fast", 1.4)]
+    assert is_limited([_row("inferloop", "fast", 1.0, server_share=0.6), *scarce], "fast")
+    assert not is_limited([_row("inferloop", "fast", 1.0, server_share=0.4), *scarce], "fast"), "others slow both"
     assert "not measured" in goals([]) and "yes" not in goals([])
 
 
