@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from inferloop.backends.http import HttpClient
 from inferloop.core.clock import Clock, RealClock
@@ -25,7 +26,6 @@ from inferloop.fleet.act.gateway.own import own_answer
 from inferloop.fleet.act.gateway.reply import Reply
 from inferloop.fleet.act.gateway.routed import RoutedServing
 from inferloop.fleet.act.gateway.upstream import Failed, Streaming, Upstream, UpstreamRequest, forwarded_headers
-from inferloop.fleet.decide.retry import AttemptOutcome
 from inferloop.fleet.decide.router import Choice, Router
 from inferloop.records.sink import Sink
 
@@ -151,9 +151,8 @@ class Gateway:
             result = asked.result
             if isinstance(result, Streaming):
                 assert asked.upstream is not None
-                if broken := await reply.relay(result, asked.upstream):
-                    outcome = AttemptOutcome(200, broken.kind, answer_began=True)
-                    self._asker.note_fault(asked.upstream.replica_id, Failed(outcome, str(broken)))
+                upstream = asked.upstream
+                await reply.relay(result, upstream, partial(self._asker.note_fault, upstream.replica_id))
                 return
         if isinstance(result, Choice):
             assert result.refusal is not None

@@ -11,7 +11,8 @@ from inferloop.fleet.act.gateway.account import Account
 from inferloop.fleet.act.gateway.answers import Answer, Send, error_answer, error_event, send_answer
 from inferloop.fleet.act.gateway.frames import FrameBuffer, count_events
 from inferloop.fleet.act.gateway.metrics import GatewayMetrics
-from inferloop.fleet.act.gateway.upstream import Streaming, Upstream
+from inferloop.fleet.act.gateway.upstream import Failed, Streaming, Upstream
+from inferloop.fleet.decide.retry import AttemptOutcome
 
 
 class Reply:
@@ -31,14 +32,17 @@ class Reply:
         await send_answer(self._send, answer, account.headers())
 
     async def relay(
-        self, stream: Streaming, upstream: Upstream, see: Callable[[bytes], bytes] | None = None
-    ) -> HttpError | None:
-        """Pass an event stream on, event by event. Once begun it ends here: in order, or with an error event, and then
-        its cause is returned. `see` gets whole events and says what of them is passed on."""
+        self,
+        stream: Streaming,
+        upstream: Upstream,
+        on_broken: Callable[[Failed], None],
+        see: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        """Pass an event stream on, event by event. Once begun it ends here: in order, or with an error event, of whose
+        cause `on_broken` is told first. `see` gets whole events and says what of them is passed on."""
         account, frames = self.account, FrameBuffer()
         response = stream.response
         account.status = 200
-        broken: HttpError | None = None
         data: bytes | None = stream.first
         try:
             headers = [*stream.headers, *account.headers()]
@@ -56,7 +60,8 @@ class Reply:
                 data = await response.next_bytes()
             last = frames.rest()
         except HttpError as error:
-            broken, account.error_class = error, error.kind
+            account.error_class = error.kind
+            on_broken(Failed(AttemptOutcome(200, error.kind, answer_began=True), str(error)))
             self._metrics.broken_streams.inc()
             text = f"the replica failed in the middle of the answer: {error}"
             last = error_event(text, "replica_failed", account.num_events)
@@ -64,7 +69,6 @@ class Reply:
             response.release()
         account.answered = True
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
-        return broken
 
     async def break_off(self, status: int, message: str, code: str) -> None:
         """End a response for a reason of our own, whether it has begun or not."""

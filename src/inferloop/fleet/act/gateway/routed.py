@@ -119,16 +119,17 @@ class RoutedServing:
 
     async def _relay(self, asked: Asked, work: _Work, hop: Hop, reply: Reply) -> None:
         assert isinstance(asked.result, Streaming) and asked.upstream is not None
-        tap = UsageTap(hides=not work.body.asks_usage)
+        upstream, tap = asked.upstream, UsageTap(hides=not work.body.asks_usage)
+
+        def note(failed: Failed) -> None:
+            hop.error_class = failed.outcome.error
+            self._asker.note_fault(upstream.replica_id, failed)
+
         try:
-            broken = await reply.relay(asked.result, asked.upstream, tap)
+            await reply.relay(asked.result, upstream, note, tap)
         finally:
             hop.tokens = tap.tokens
             self._count_cost(hop)
-        if broken is not None:
-            hop.error_class = broken.kind
-            outcome = AttemptOutcome(200, broken.kind, answer_began=True)
-            self._asker.note_fault(asked.upstream.replica_id, Failed(outcome, str(broken)))
 
     async def _whole(
         self, asked: Asked, work: _Work, hop: Hop, within_s: float | None, *, held: bool
