@@ -13,12 +13,12 @@ import jinja2.meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import ModelFileError, RequestError
 from inferloop.core.units import NS_PER_S
 from inferloop.engine.text.messages import normalize_messages
+from inferloop.engine.text.sandbox import Sandbox
 from inferloop.engine.text.tools.dialect import Dialect
 from inferloop.engine.text.tools.dialects import taught_dialect
 from inferloop.engine.text.tools.json_calls import HERMES
@@ -28,6 +28,12 @@ _GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "raise_exce
 _SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 RESERVED = frozenset((*_GIVEN, *_SPECIAL, "additional_special_tokens"))
 """Names that mean the same to every template, and are not a caller's to set."""
+
+_FAILURES = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
+    *(RecursionError, MemoryError, NotImplementedError),
+)
+"""Of a template, whatever it was given."""
 
 
 class ChatTemplate:
@@ -49,18 +55,18 @@ class ChatTemplate:
         self._clock = clock or RealClock()
         self._special_texts = dict(special_texts or {})
         self._dialect = dialect
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
+        environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = self._strftime_now
         try:
             self._template = environment.from_string(source)
             read = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        except (jinja2.TemplateError, RecursionError) as problem:
+        # Beside what Jinja finds: what the Python that it makes of a template runs into.
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as problem:
             raise ModelFileError(f"the model's chat template does not parse: {problem}") from problem
         self.knows_tools = "tools" in read
+        self._sandbox = environment
         self.variables = frozenset(read - RESERVED - self._special_texts.keys())
         """What it reads that a caller may set."""
         self.dialect_name = taught_dialect(source) if self.knows_tools else dialect.name
@@ -112,8 +118,9 @@ class ChatTemplate:
     ) -> str:
         values = {**variables, **self._special_texts, "messages": messages, "tools": tools or None}
         try:
-            return self._template.render(add_generation_prompt=add_generation_prompt, documents=None, **values)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as problem:
+            given = {**values, "add_generation_prompt": add_generation_prompt, "documents": None}
+            return self._sandbox.bounded(self._template, given)
+        except _FAILURES as problem:
             raise RequestError(f"the model's chat template refuses these messages: {problem}", param="messages") from (
                 problem
             )
