@@ -34,7 +34,8 @@ def load_runner(
     files: ModelFiles, options: NativeOptions, progress: Progress | None = None, ranks: Ranks | None = None
 ) -> Runner:
     """The runner that `options.compute` names; "auto" is the native one wherever it can be. `progress` is told how far
-    weights are packed, the first time that they are. `ranks` compute beside this process, with torch.
+    weights are hashed and packed, the first time that they are, or loaded by torch. `ranks` compute beside this
+    process, with torch.
 
     Raises EnvironmentLacksError without the native extension or torch when there is nothing else, UsageError for
     options that cannot be, ModelFileError for files that cannot be read or that the runner has no kernels for.
@@ -45,7 +46,7 @@ def load_runner(
     if options.compute == "native" and problem is not None:
         raise problem
     if options.compute == "torch" or problem is not None:
-        return _load_torch(files, options, problem, ranks)
+        return _load_torch(files, options, problem, ranks, progress)
     return _load_native(files, options, progress)
 
 
@@ -56,9 +57,10 @@ def pack_ahead(files: ModelFiles, dtype: str, cache_dir: Path | None, progress: 
         return
     from inferloop.engine.compute.native.pack import pack_into_cache
 
-    digest = weights_digest(files, cache_dir=cache_dir)
+    digest = weights_digest(files, cache_dir=cache_dir, progress=_staged(progress, "hash"))
     with contextlib.suppress(OSError):
-        pack_into_cache(files.header, _weights(dtype), digest, cache_dir=cache_dir, progress=_staged(progress))
+        tell = _staged(progress, "pack")
+        pack_into_cache(files.header, _weights(dtype), digest, cache_dir=cache_dir, progress=tell)
 
 
 def check_parallel(header: ModelHeader, options: NativeOptions) -> None:
@@ -77,8 +79,8 @@ def check_parallel(header: ModelHeader, options: NativeOptions) -> None:
     share_of(header, 0, options.tensor_parallel_size)
 
 
-def _staged(progress: Progress | None) -> Callable[[int, int], None] | None:
-    return None if progress is None else functools.partial(progress, "pack")
+def _staged(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else functools.partial(progress, stage)
 
 
 def why_not_native(header: ModelHeader, device: str = "cpu") -> InferloopError | None:
@@ -118,7 +120,13 @@ def _load_native(files: ModelFiles, options: NativeOptions, progress: Progress |
         num_threads=options.num_threads,
         kv_memory_bytes=options.kv_memory_mib * MIB,
     )
-    return NativeRunner.load(files, config, cache_dir=options.cache_dir, progress=_staged(progress))
+    return NativeRunner.load(
+        files,
+        config,
+        digest=weights_digest(files, cache_dir=options.cache_dir, progress=_staged(progress, "hash")),
+        cache_dir=options.cache_dir,
+        progress=_staged(progress, "pack"),
+    )
 
 
 def _weights(dtype: str) -> Weights:
@@ -134,7 +142,11 @@ def _known(value: str, known: tuple[str, ...], names: dict[str, str]) -> str:
 
 
 def _load_torch(
-    files: ModelFiles, options: NativeOptions, problem: InferloopError | None, ranks: Ranks | None
+    files: ModelFiles,
+    options: NativeOptions,
+    problem: InferloopError | None,
+    ranks: Ranks | None,
+    progress: Progress | None,
 ) -> Runner:
     """`problem`: why the native runner does not compute, unless torch was asked for."""
     why = problem.what if isinstance(problem, EnvironmentLacksError) else problem
@@ -168,5 +180,5 @@ def _load_torch(
     if ranks is not None:
         from inferloop.engine.compute.torch.parallel.lead import LeadRunner
 
-        return LeadRunner.load(files, config, ranks)
-    return TorchRunner.load(files, config)
+        return LeadRunner.load(files, config, ranks, progress=_staged(progress, "load"))
+    return TorchRunner.load(files, config, progress=_staged(progress, "load"))

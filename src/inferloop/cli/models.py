@@ -12,6 +12,8 @@ from rich.table import Table
 
 from inferloop.catalog.models import KnownModel, known_models
 from inferloop.cli.common import CacheDirOption, JsonOption, is_interactive, print_json, stderr, stdout, verb
+from inferloop.cli.progress import ProgressLines
+from inferloop.core.clock import RealClock
 from inferloop.core.errors import UsageError, nearest
 from inferloop.core.units import human_bytes
 from inferloop.models import fetch as fetching
@@ -104,10 +106,10 @@ def find(name: str) -> KnownModel:
 
 
 @contextmanager
-def model_progress() -> Iterator[fetching.Progress | None]:
-    """A progress bar on stderr for a person; None for everybody else."""
+def model_progress() -> Iterator[fetching.Progress]:
+    """A progress bar on stderr for a person; for everybody else lines of what takes long."""
     if not is_interactive():
-        yield None
+        yield ProgressLines(RealClock(), lambda line: stderr.print(line, markup=False))
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=stderr, transient=True) as bar:

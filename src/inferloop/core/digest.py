@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+_CHUNK_BYTES = 1 << 20
 
 
 def plain(value: Any) -> Any:
@@ -34,7 +37,14 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """sha256 hex of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_digest(path: Path, tell: Callable[[int], None] | None = None) -> str:
+    """sha256 hex of a file's bytes. `tell` gets how many of them were read, again and again."""
+    digest, done = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while num := file.readinto(buffer):
+            digest.update(buffer[:num])
+            done += num
+            if tell is not None:
+                tell(done)
+    return digest.hexdigest()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 from inferloop.core.digest import digest_of, file_digest
@@ -14,20 +16,33 @@ from inferloop.models.headers.directory import weight_files
 from inferloop.models.resolve import ModelFiles
 
 
-def weights_digest(files: ModelFiles, *, cache_dir: Path | None = None) -> str:
+def weights_digest(
+    files: ModelFiles, *, cache_dir: Path | None = None, progress: Callable[[int, int], None] | None = None
+) -> str:
     """sha256 hex: of the GGUF file's bytes, or over names and digests of a directory's safetensors files.
 
     Each file's digest is remembered under its path, size, inode and times (of change too, which no tool sets back, as
     unpacking an archive does with that of modification). Raises ModelFileError when files are missing or change
-    meanwhile.
+    meanwhile. `progress` gets bytes hashed, of how many, for those that are not remembered.
     """
-    if files.kind == "gguf":
-        return _remembered(files.path, cache_root(cache_dir))
-    parts = {file.name: _remembered(file, cache_root(cache_dir)) for file in weight_files(files.path)}
-    return digest_of(parts)
+    root = cache_root(cache_dir)
+    paths = [files.path] if files.kind == "gguf" else weight_files(files.path)
+    try:
+        sizes = [path.stat().st_size for path in paths]
+    except OSError as problem:
+        raise ModelFileError(f"{files.path}: cannot be read: {problem}") from problem
+    digests = {}
+    for i, path in enumerate(paths):
+        tell = None if progress is None else functools.partial(_add_up, progress, sum(sizes[:i]), sum(sizes))
+        digests[path.name] = _remembered(path, root, tell)
+    return digests[files.path.name] if files.kind == "gguf" else digest_of(digests)
 
 
-def _remembered(file: Path, root: Path) -> str:
+def _add_up(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    progress(before + done, total)
+
+
+def _remembered(file: Path, root: Path, tell: Callable[[int], None] | None) -> str:
     try:
         key = _key(file)
         note = root / "digests" / f"{key}.json"
@@ -35,7 +50,7 @@ def _remembered(file: Path, root: Path) -> str:
             return str(json.loads(note.read_text("utf-8"))["sha256"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        digest = file_digest(file)
+        digest = file_digest(file, tell)
         if _key(file) != key:
             raise ModelFileError(f"{file}: was changed while it was read")
     except OSError as problem:

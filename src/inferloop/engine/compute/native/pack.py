@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 """(bytes packed, of how many)."""
 
 _log = logging.getLogger(__name__)
-_CHUNK_WEIGHTS = 1 << 22
+_CHUNK_WEIGHTS = 1 << 20
 """Converted at once, which bounds the memory that packing takes."""
 _PATIENCE_S = 2.0
 """With another process that packs, before a word is said of it."""
@@ -134,9 +134,9 @@ def _fill(plan: PackPlan, weights: Weights, buffer: NDArray[np.uint8], progress:
     for vector in plan.vectors.values():
         _pack_vector(vector, buffer)
     for planned in plan.matrices.values():
-        _pack_matrix(planned, weights, buffer)
-        if progress is not None:
-            progress(planned.matrix.offset_bytes + planned.matrix.num_bytes, plan.num_bytes)
+        for end in _pack_matrix(planned, weights, buffer):
+            if progress is not None:
+                progress(end, plan.num_bytes)
 
 
 def _pack_vector(plan: VectorPlan, buffer: NDArray[np.uint8]) -> None:
@@ -145,7 +145,8 @@ def _pack_vector(plan: VectorPlan, buffer: NDArray[np.uint8]) -> None:
     buffer[plan.offset_bytes : plan.offset_bytes + values.nbytes].view(np.float32)[:] = values
 
 
-def _pack_matrix(plan: MatrixPlan, weights: Weights, buffer: NDArray[np.uint8]) -> None:
+def _pack_matrix(plan: MatrixPlan, weights: Weights, buffer: NDArray[np.uint8]) -> Iterator[int]:
+    """Yields the end of each part of the buffer once it is written."""
     matrix = plan.matrix
     tiles = buffer[matrix.offset_bytes : matrix.offset_bytes + matrix.num_bytes].reshape(-1, matrix.tile_bytes)
     tiles_at_once = max(1, _CHUNK_WEIGHTS // matrix.k // TILE)
@@ -159,6 +160,7 @@ def _pack_matrix(plan: MatrixPlan, weights: Weights, buffer: NDArray[np.uint8]) 
             for part, stored, places in pieces:
                 rows[places] = values_of(part.dtype, stored)
             write_plain(matrix.format, rows, chunk)
+        yield matrix.offset_bytes + (begin + len(chunk)) * matrix.tile_bytes
 
 
 _Piece = tuple[TensorInfo, NDArray[np.uint8], NDArray[np.intp]]

@@ -98,16 +98,18 @@ class NativeRunner:
         files: ModelFiles,
         config: NativeConfig,
         *,
+        digest: str | None = None,
         cache_dir: Path | None = None,
         progress: Progress | None = None,
     ) -> NativeRunner:
         """Pack the weights into the cache (None: the user's), or map what was packed before; set the KV memory apart.
+        `digest` is the weights', where it is known.
 
         Raises UsageError for a KV memory that holds nothing, EnvironmentLacksError without room for it, ModelFileError
         for files that cannot be read or that this runner has no kernels for.
         """
         check_runs(files.header)
-        digest = weights_digest(files, cache_dir=cache_dir)
+        digest = digest or weights_digest(files, cache_dir=cache_dir)
         packed = pack_model(files.header, config.weights, digest=digest, cache_dir=cache_dir, progress=progress)
         return cls(files.header, packed, config)
 
