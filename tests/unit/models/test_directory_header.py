@@ -282,3 +282,19 @@ def test_cut_or_flipped_safetensors_give_a_typed_error_or_tensors_inside_the_fil
         assert "damaged.safetensors" in str(problem)
     else:
         assert all(t.offset + t.num_bytes <= len(damaged) for t in tensors.values())
+
+
+def test_a_header_that_is_most_of_a_large_file_is_refused_unread(tmp_path: Path) -> None:
+    """Lists of nothing take twenty times their bytes as objects."""
+    header = b'{"__metadata__": [' + b"[]," * 200_000 + b"[]]}"
+    path = tmp_path / "full.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ModelFileError, match=r"its header is \d+ bytes long, too much of \d+ in all"):
+        read_safetensors(path)
+
+
+def test_a_configuration_of_megabytes_is_refused_unread(tiny_directory: Write) -> None:
+    folder = tiny_directory()
+    (folder / "config.json").write_text('{"a": [' + "[]," * 2_000_000 + "[]]}")
+    with pytest.raises(ModelFileError, match=r"config\.json: is longer than 4194304 bytes"):
+        read_header(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -370,3 +371,28 @@ def embedded_head(embedded_model: ModelFiles) -> bytes:
     first = min(t.offset for t in embedded_model.header.tensors.values())
     with embedded_model.path.open("rb") as file:
         return file.read(first)
+
+
+@pytest.mark.parametrize("item", ["texts", "numbers", "arrays", "tensors"])
+def test_a_header_that_would_fill_the_memory_is_refused_before(tmp_path: Path, item: str) -> None:
+    """Texts of two letters take eight times their bytes as objects, numbers of one byte up to forty."""
+    num = 200_000
+    bodies = {
+        "texts": U32(9) + U32(8) + U64(num) + text(b"ab") * num,
+        "numbers": U32(9) + U32(5) + U64(num) + U32(1 << 20) * num,
+        "arrays": U32(9) + U32(9) + U64(num) + (U32(0) + U64(0)) * num,
+    }
+    if item == "tensors":
+        num_tensors = num // 10
+        listed = b"".join(tensor(b"t%d" % i, (1,), 24, 0) for i in range(num_tensors))
+        data = container(tensors=listed, num_tensors=num_tensors)
+    else:
+        data = container(keys=text(b"k") + bodies[item], num_keys=1)
+    path = tmp_path / "full.gguf"
+    path.write_bytes(data)
+    tracemalloc.start()
+    with pytest.raises(ModelFileError, match="takes too much memory for a file of"):
+        read_gguf_file(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * len(data) + (1 << 20)

@@ -8,17 +8,26 @@ from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
 
+ALLOWED_TIMES, ANY_BYTES = 3, 1 << 20
+"""What is read of a header may take so many times the file, and this much of any file, as Python objects."""
+
 
 class BoundedReader:
     """A cursor over a mapped file, whose pieces are copies. Any read past the end raises ModelFileError naming the file
     and the field."""
 
     def __init__(self, buffer: mmap.mmap, file: Path) -> None:
-        self.buffer, self.file, self.at = buffer, file, 0
+        self.buffer, self.file, self.at, self._spent = buffer, file, 0, 0
 
     @property
     def remaining(self) -> int:
         return len(self.buffer) - self.at
+
+    def spend(self, num_bytes: int, what: str) -> None:
+        """Before objects are made that take about `num_bytes`: all together may take ALLOWED_TIMES the file."""
+        self._spent += num_bytes
+        if self._spent > ANY_BYTES + ALLOWED_TIMES * len(self.buffer):
+            raise self.fail(f"{what} takes too much memory for a file of {len(self.buffer)} bytes")
 
     def fail(self, problem: str) -> ModelFileError:
         """An error to raise, with the file's name in front."""

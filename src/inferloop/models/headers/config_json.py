@@ -14,6 +14,8 @@ from inferloop.models.headers.fields import Fields
 from inferloop.models.headers.structure import Activation, RopeSpec, Structure
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_MAX_JSON_BYTES = 1 << 22
+"""Of a configuration: as objects it takes many times as much."""
 _MAX_LAYERS = 10_000
 _UNCOMPUTED = (
     "use_bidirectional_attention",
@@ -47,9 +49,11 @@ class ConfigFacts:
     raw: Mapping[str, object]
 
 
-def read_json_object(path: Path) -> dict[str, object]:
-    """Raises ModelFileError when absent, not JSON, or not an object."""
+def read_json_object(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, object]:
+    """Raises ModelFileError when absent, longer than `max_bytes`, not JSON, or not an object."""
     try:
+        if path.stat().st_size > max_bytes:
+            raise ModelFileError(f"{path}: is longer than {max_bytes} bytes")
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelFileError(f"{path.parent}: not a Hugging Face model directory, it has no {path.name}") from None

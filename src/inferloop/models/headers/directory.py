@@ -13,6 +13,8 @@ from inferloop.models.headers.safetensors import read_safetensors
 from inferloop.models.headers.tensors import check_tensors
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 1 << 26
+_SHARD = re.compile(r"(.+)-\d+-of-(\d{1,6})\.safetensors")
 _TEXT_PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
@@ -65,24 +67,48 @@ def weight_files(path: Path) -> list[Path]:
         found = sorted(path.glob("*.safetensors"))
         if not found:
             raise ModelFileError(f"{path}: holds no *.safetensors file")
+        _check_shards(path, {file.name for file in found})
         return found
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelFileError(f"{index}: weight_map is missing or empty")
-    names = set(weight_map.values())
-    if not all(isinstance(n, str) and n == Path(n).name for n in names):
-        raise ModelFileError(f"{index}: weight_map must name files of this directory")
-    files = [path / name for name in sorted(names)]
+    files = [path / name for name in sorted(set(_weight_map(index).values()))]
     for file in files:
         if not file.is_file():
             raise ModelFileError(f"{file}: listed in {_INDEX} but missing")
     return files
 
 
+def _weight_map(index: Path) -> dict[str, str]:
+    """File names by tensor."""
+    weight_map = read_json_object(index, max_bytes=_MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFileError(f"{index}: weight_map is missing or empty")
+    for name in weight_map.values():
+        if not isinstance(name, str) or not name or name != Path(name).name or "\0" in name:
+            raise ModelFileError(f"{index}: weight_map must name files of this directory")
+    return weight_map
+
+
+def _check_shards(path: Path, names: set[str]) -> None:
+    """Without an index, shards still say how many they are. Raises ModelFileError naming the first that is missing."""
+    for name in sorted(names):
+        shard = _SHARD.fullmatch(name)
+        if shard and int(shard[2]) > len(names):
+            numbered = (f"{shard[1]}-{i:0{len(shard[2])}}-of-{shard[2]}.safetensors" for i in range(1, len(names) + 2))
+            missing = next(other for other in numbered if other not in names)
+            raise ModelFileError(f"{path / missing}: missing; {name} is one of {int(shard[2])} files")
+
+
 def _tensors(path: Path) -> dict[str, TensorInfo]:
     out: dict[str, TensorInfo] = {}
+    index = path / _INDEX
+    said: dict[str, list[str]] = {}
+    for name, of in (_weight_map(index) if index.is_file() else {}).items():
+        said.setdefault(of, []).append(name)
     for file in weight_files(path):
-        for info in read_safetensors(file).values():
+        found = read_safetensors(file)
+        for name in said.get(file.name, ()):
+            if name not in found:
+                raise ModelFileError(f"{index}: tensor {name} is said to be in {file.name}, which does not have it")
+        for info in found.values():
             name = canonical_name(info.name)
             if name in out:
                 raise ModelFileError(f"{file}: tensor {name} is also in {out[name].file.name}")

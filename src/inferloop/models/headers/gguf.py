@@ -6,8 +6,10 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A 49k-token vocabular
 
 from __future__ import annotations
 
+import array
 import mmap
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,8 @@ _SCALARS = {
 }
 _MAX_NAME_BYTES = 65_535
 _MAX_DIMS = 4
+_NUMBER_BYTES, _TEXT_BYTES, _ENTRY_BYTES = 40, 80, 800
+"""What one of an array's numbers or texts takes as an object with all that points to it, and a key or tensor."""
 _MAX_ARRAY_DEPTH = 4
 
 
@@ -77,6 +81,7 @@ def _read(reader: BoundedReader) -> GgufFile:
         raise reader.fail(f"GGUF version {version} is not supported (2 and 3 are)")
     num_tensors = reader.count(_U64, "the number of tensors", 24)
     num_keys = reader.count(_U64, "the number of keys", 13)
+    reader.spend(_ENTRY_BYTES * num_keys, "the number of keys")
     metadata: dict[str, object] = {}
     for _ in range(num_keys):
         key = _string(reader, "a key", _MAX_NAME_BYTES)
@@ -86,6 +91,7 @@ def _read(reader: BoundedReader) -> GgufFile:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 20:
         raise reader.fail(f"general.alignment is {alignment!r}, not a power of two")
+    reader.spend(_ENTRY_BYTES * num_tensors, "the number of tensors")
     relative = [_tensor(reader) for _ in range(num_tensors)]
     data_start = -(-reader.at // alignment) * alignment
     return GgufFile(reader.file, version, metadata, _place(reader, relative, data_start, alignment))
@@ -114,12 +120,22 @@ def _value(reader: BoundedReader, kind: int, key: str, depth: int) -> object:
     if item in _SCALARS:
         layout = _SCALARS[item]
         num = reader.count(_U64, f"the length of {key}", layout.size)
-        return list(struct.unpack(f"<{num}{layout.format[1:]}", reader.take(num * layout.size, key)))
+        reader.spend(_NUMBER_BYTES * num, key)
+        data = reader.take(num * layout.size, key)
+        if layout.format == "<?":
+            return [byte != 0 for byte in data]
+        numbers = array.array(layout.format[1:], data)  # `unpack` would make a tuple first
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers.tolist()
     if item == _STRING:
-        return _strings(reader, reader.count(_U64, f"the length of {key}", 8), key)
+        num = reader.count(_U64, f"the length of {key}", 8)
+        reader.spend(_TEXT_BYTES * num, key)
+        return _strings(reader, num, key)
     if item != _ARRAY:
         raise reader.fail(f"{key} is an array of the unknown type {item}")
     num = reader.count(_U64, f"the length of {key}", 12)
+    reader.spend(_TEXT_BYTES * num, key)
     return [_value(reader, _ARRAY, key, depth + 1) for _ in range(num)]
 
 

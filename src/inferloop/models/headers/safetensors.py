@@ -11,6 +11,9 @@ from inferloop.models.headers.dtypes import SAFETENSORS_TYPES
 from inferloop.models.headers.header import TensorInfo
 
 _MAX_HEADER_BYTES = 100_000_000
+_ANY_HEADER_BYTES, _HEADER_SHARE = 1 << 18, 8
+"""As objects a header takes up to some twenty times its bytes: so it may have this many in any file, and of a large one
+no more than this part."""
 
 
 def read_safetensors(path: Path) -> dict[str, TensorInfo]:
@@ -22,6 +25,8 @@ def read_safetensors(path: Path) -> dict[str, TensorInfo]:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
                 raise ModelFileError(f"{path}: truncated or damaged: its header cannot be {length} bytes long")
+            if length > _ANY_HEADER_BYTES + size // _HEADER_SHARE:
+                raise ModelFileError(f"{path}: its header is {length} bytes long, too much of {size} in all")
             header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_unique)
     except ModelFileError:
         raise

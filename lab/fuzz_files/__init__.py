@@ -1,0 +1,1 @@
+"""Damaged and hostile model files, against everything that reads them."""
