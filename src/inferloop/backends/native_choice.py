@@ -64,8 +64,9 @@ def pack_ahead(files: ModelFiles, dtype: str, cache_dir: Path | None, progress: 
 
 
 def check_parallel(header: ModelHeader, options: NativeOptions) -> None:
-    """Whether a model can be computed by so many processes, before any is started. Raises UsageError."""
-    from inferloop.engine.compute.torch.parallel.split import check_kind, share_of
+    """Whether a model can be computed by so many processes, before any is started. Raises UsageError, and
+    ModelFileError for a file that cannot be cut so."""
+    from inferloop.engine.compute.torch.parallel.split import check_kind, header_of_share, share_of
 
     if options.compute == "native":
         raise _ONE_PROCESS
@@ -76,7 +77,8 @@ def check_parallel(header: ModelHeader, options: NativeOptions) -> None:
         raise UsageError(
             "adapters are computed in one process: --enable-lora and --tensor-parallel-size exclude each other"
         )
-    share_of(header, 0, options.tensor_parallel_size)
+    for rank in range(options.tensor_parallel_size):
+        header_of_share(header, share_of(header, rank, options.tensor_parallel_size))
 
 
 def _staged(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:

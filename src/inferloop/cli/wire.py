@@ -202,7 +202,10 @@ def target_flags(text: str, entry: Entry) -> tuple[str, dict[str, Value]]:
     if name == "scripted":
         return name, {"script": words} if words else {}
     pairs = [word.removeprefix("--").partition("=") for word in words]
-    return name, {key.replace("-", "_"): value if equals else True for key, equals, value in pairs}
+    flags: dict[str, Value] = {key.replace("-", "_"): value if equals else True for key, equals, value in pairs}
+    if name == "embedded" and "tensor_parallel" in flags:  # as every engine calls it here; `serve` says what vLLM says
+        flags["tensor_parallel_size"] = flags.pop("tensor_parallel")
+    return name, flags
 
 
 def check_target(name: str, entry: Entry) -> None:

@@ -82,5 +82,6 @@ def test_flags_are_for_what_is_launched() -> None:
         "embedded",
         {"kv_dtype": "int8", "deterministic": True},
     )
+    assert target_flags("embedded tensor_parallel=2", Entry())[1] == {"tensor_parallel_size": "2"}
     with pytest.raises(UsageError, match="flags are for"):
         target_flags("http://h:1 a=1", Entry())
