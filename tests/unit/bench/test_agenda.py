@@ -79,12 +79,13 @@ def test_a_failed_turn_drops_the_rest_of_its_session_and_of_no_other() -> None:
         request(2, 1.0, 1, 1),
         request(3, 1.0, 0),
         request(4, 0.0, 3),
+        request(5, 1.0, 0, 2),
     ]
     agenda = Agenda(steps_of(plan))
     assert agenda.due(0) == [Due(0, 0)]
     agenda.ended(0, 10, failed=True)
     assert agenda.num_dropped_turns == 2
-    assert agenda.due(NS_PER_S + 10) == [Due(3, None)]
+    assert agenda.due(NS_PER_S + 10) == [Due(3, None), Due(5, NS_PER_S + 10)]
     agenda.ended(3, 2 * NS_PER_S, failed=True)
     assert agenda.due(2 * NS_PER_S) == [Due(4, None)]
     assert agenda.finished
@@ -137,6 +138,7 @@ def test_a_cap_holds_for_all_kinds_together() -> None:
         ([request(3, 0.0), request(3, 1.0)], "are number 3"),
         ([request(0, 0.0), request(0, 1.0)], "are number 0"),
         ([request(0, 0.0), request(1, 0.0, -1)], "follows -1"),
+        ([request(0, 0.0), request(1, 0.0, -2)], "follows -2"),
         ([request(5, 0.0), request(4, 0.0, 3), request(3, 0.0)], "follows 3"),
     ],
 )
@@ -153,6 +155,7 @@ def test_shares_hold_everything_once_and_chains_whole(after: list[int], num_shar
     where = {i: number for number, share in enumerate(shares) for i in share}
     for i, r in enumerate(plan):
         assert r.after is None or where[r.after] == where[i]
+        assert r.session is None or where[i] == next(where[j] for j in where if plan[j].session == r.session)
     assert [share == sorted(share) for share in shares] == [True] * num_shares
 
 

@@ -122,7 +122,9 @@ def test_rows_made_after_the_window_are_those_made_in_it() -> None:
     with pytest.raises(IndexError):
         after.timings[7]
     assert (heard[2].error, heard[3].turn, heard[6].error) == ("truncated", 1, "client")
-    for result in (during, after, collect(6, on_done=None, keep=False)):
+    unkept = collect(6, on_done=None, keep=False)
+    assert len(unkept.timings) == len(unkept.positions) == 0
+    for result in (during, after, unkept):
         assert result.details == {"truncated": "a ...", "client": "it died"}
         assert (result.num_unsent, result.counted_by, result.num_count_mismatches) == (3, {"usage": 5}, 1)
         assert result.num_length_mismatches == 5

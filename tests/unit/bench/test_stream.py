@@ -265,6 +265,36 @@ def test_frames_read_by_their_surroundings_are_read_as_decoded_ones(
     assert msgspec.structs.replace(truth, text="") == fast.finish()
 
 
+@pytest.mark.parametrize(
+    ("piece", "error", "num_tokens"),
+    [
+        (frame({"content": " b"}), None, 2),
+        (frame({"content": ""}), None, 1),
+        (frame({"content": " b"}).replace(b" b", b" \n"), "protocol", 1),
+        (frame({"content": " b"}).replace(b" b", b" \r"), "protocol", 1),
+        (frame({"content": " b"}).replace(b" b", b"\\q"), "protocol", 1),
+        (frame({"content": " b"}).replace(b" b", b"\\n"), None, 2),
+    ],
+)
+def test_what_only_looks_like_the_frame_before_is_read_for_what_it_is(
+    piece: bytes, error: str | None, num_tokens: int
+) -> None:
+    for pieces in ((frame({"content": " a"}), piece, DONE), (frame({"content": " a"}) + piece + DONE,)):
+        reader = StreamReader()
+        for t_ns, read in enumerate(pieces):
+            reader.feed(t_ns, read)
+        found = reader.finish()
+        assert (found.error, len(found.times_ns)) == (error, num_tokens)
+
+
+def test_a_frame_inside_a_line_that_has_begun_is_none() -> None:
+    reader = StreamReader()
+    for t_ns, read in enumerate((frame({"content": " a"}), b'data: {"half": ', frame({"content": " b"}), DONE)):
+        reader.feed(t_ns, read)
+    found = reader.finish()
+    assert (found.error, len(found.times_ns)) == ("protocol", 1)
+
+
 def test_most_frames_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
 
