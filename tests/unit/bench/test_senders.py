@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,20 @@ async def test_a_sender_that_dies_before_the_window_is_told_too(monkeypatch: pyt
     monkeypatch.setattr("sys.executable", "/bin/false")
     result = await drive(plan(3), Endpoint("http://127.0.0.1:9"), DriveOptions(**PATIENT))
     assert [t.error for t in result.timings] == ["client"] * 3
+
+
+async def test_a_sender_that_dies_while_it_is_given_its_share_is_told_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It reads nothing, so that whoever writes to it has to wait."""
+    program = tmp_path / "deaf"
+    program.write_text("#!/bin/sh\nsleep 0.5\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    requests = [replace(r, body=bytes(1 << 20)) for r in plan(8)]
+    async with asyncio.timeout(60):
+        result = await drive(requests, Endpoint("http://127.0.0.1:9"), DriveOptions(**PATIENT))
+    assert [t.error for t in result.timings] == ["client"] * 8
 
 
 async def test_a_sender_heeds_a_word_that_comes_before_it_has_begun() -> None:
