@@ -352,7 +352,12 @@ def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
         capabilities=CAPABILITIES,
         version=f"openvino-genai {here.version}",
         context_length=options.context_length or header.shape.context_length,
-        settings={**spec.settings, "performance hint": "LATENCY", "KV memory": _whole_gib(spec.settings)},
+        settings={
+            **spec.settings,
+            "KV": options.kv or "the plug-in's own",
+            "performance hint": "LATENCY",
+            "KV memory": _whole_gib(spec.settings),
+        },
     )
 
 

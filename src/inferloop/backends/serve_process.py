@@ -69,7 +69,7 @@ def _settings(flags: Mapping[str, Value]) -> dict[str, str]:
 
     return {
         "threads": str(flags.get("threads") or usable_cores()),
-        "KV": str(flags.get("kv_dtype") or "auto"),
+        "KV": str(flags.get("kv_dtype") or "auto: bf16 natively"),
         "KV memory": f"{get('kv_memory_mib')} MiB",
         "requests together": get("max_num_seqs"),
         "tokens a step": get("max_num_batched_tokens"),

@@ -16,7 +16,8 @@ from inferloop.cli.main import VERBS, verb_command
 from inferloop.contract.archetypes import PROFILES
 from inferloop.contract.checklist import Evidence, Step, checklist
 from inferloop.contract.describe import describe
-from inferloop.contract.lint import Finding, lint
+from inferloop.contract.explain_routing import explain
+from inferloop.contract.lint import Finding, lint, model_keys
 from inferloop.contract.load import load
 from inferloop.contract.workload import Contract
 from inferloop.core.digest import plain
@@ -94,17 +95,18 @@ def _here(contract: Contract, cache_dir: Path | None) -> list[Finding]:
     if contract.quality is not None:
         load_suite(Path(contract.quality.suite))
     found = []
-    try:
-        wire.precision_flags(contract.model)
-    except InferloopError as error:
-        text = str(error).removeprefix("model.precision: ")
-        found.append(Finding("warning", "precision-not-here", "model.precision", text))
-    known = known_models().get(contract.model.id)
-    if known is None or known.terms is not None:  # other names of the catalogue are fetched when they are needed
+    for key, model in model_keys(contract):
         try:
-            resolve(contract.model.id, cache_dir=cache_dir)
+            wire.precision_flags(model)
         except InferloopError as error:
-            found.append(Finding("warning", "model-not-here", "model.id", str(error)))
+            text = str(error).removeprefix("model.precision: ")
+            found.append(Finding("warning", "precision-not-here", f"{key}.precision", text))
+        known = known_models().get(model.id)
+        if known is None or known.terms is not None:  # other names of the catalogue are fetched when they are needed
+            try:
+                resolve(model.id, cache_dir=cache_dir)
+            except InferloopError as error:
+                found.append(Finding("warning", "model-not-here", f"{key}.id", str(error)))
     return found
 
 
@@ -148,6 +150,9 @@ def _show(contract: Contract, findings: list[Finding], steps: tuple[Step, ...]) 
     merit = PROFILES[contract.archetype].figure_of_merit
     stdout.print(f"[bold]{escape(contract.service)}[/]  {contract.archetype}, judged by {merit}")
     stdout.print(f"model {escape(contract.model.id)}, digest {contract.digest[:12]}: [green]the contract is sound[/]")
+    if contract.routing is not None:
+        for line in explain(contract.routing):
+            stdout.print(escape(line), soft_wrap=True)
     for finding in findings:
         colour = _COLOURS[finding.severity]
         stdout.print(

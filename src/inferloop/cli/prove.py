@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,19 @@ class Proof:
         return f"{len(self.chats)} chats answered, each with a gateway row and a replica row of the same trace"
 
 
-async def prove(url: str, model: str, events_dir: Path) -> Proof:
-    """Ask every question once, every other one streamed, all at the same time. Never raises for a bad answer."""
+async def prove(url: str, models: Mapping[str, bool], events_dir: Path) -> Proof:
+    """Ask every question once, every other one streamed, all at the same time; every model at least one. `models` by
+    name, and whether it can be asked chats: else it is asked to complete the question. Never raises for a bad answer.
+    """
     client = HttpClient(url)
+    names = [name for name, _ in zip(itertools.cycle(models), range(max(len(QUESTIONS), len(models))), strict=False)]
     try:
-        chats = await asyncio.gather(*(_chat(client, model, q, i % 2 == 1) for i, q in enumerate(QUESTIONS)))
+        chats = await asyncio.gather(
+            *(
+                _chat(client, name, models[name], question, (i // len(models)) % 2 == 1)
+                for i, (name, question) in enumerate(zip(names, itertools.cycle(QUESTIONS), strict=False))
+            )
+        )
     finally:
         await client.close()
     for _ in range(round(_EVENT_WAIT_S / _POLL_S)):  # sinks write behind the answer
@@ -69,11 +78,11 @@ async def prove(url: str, model: str, events_dir: Path) -> Proof:
     return Proof(tuple(_with_evidence(chat, missing) for chat in chats))
 
 
-async def _chat(client: HttpClient, model: str, question: str, streamed: bool) -> ProvenChat:
+async def _chat(client: HttpClient, model: str, can_chat: bool, question: str, streamed: bool) -> ProvenChat:
     request_id, trace = new_id("proof"), TraceContext.new()
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": question}],
+        **({"messages": [{"role": "user", "content": question}]} if can_chat else {"prompt": question}),
         "max_tokens": 24,
         "temperature": 0,
         "stream": streamed,
@@ -88,7 +97,10 @@ async def _chat(client: HttpClient, model: str, question: str, streamed: bool) -
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             response = await client.request(
-                "POST", "/v1/chat/completions", headers=headers, body=json.dumps(body).encode()
+                "POST",
+                "/v1/chat/completions" if can_chat else "/v1/completions",
+                headers=headers,
+                body=json.dumps(body).encode(),
             )
             data = await response.read()
         if response.status != 200:
@@ -109,7 +121,9 @@ async def _chat(client: HttpClient, model: str, question: str, streamed: bool) -
 
 def _read_whole(data: bytes) -> tuple[str, int]:
     answer = json.loads(data)
-    return answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]
+    choice = answer["choices"][0]
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    return text, answer["usage"]["completion_tokens"]
 
 
 def _read_stream(data: bytes) -> tuple[str, int]:
@@ -117,7 +131,8 @@ def _read_stream(data: bytes) -> tuple[str, int]:
     if not frames or frames[-1] != b"[DONE]":
         raise ValueError("the stream did not end with [DONE]")
     chunks = [json.loads(frame) for frame in frames[:-1]]
-    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+    choices = [c["choices"][0] for c in chunks if c["choices"]]
+    text = "".join(c["delta"].get("content") or "" if "delta" in c else c["text"] for c in choices)
     return text, next(c["usage"]["completion_tokens"] for c in reversed(chunks) if c.get("usage"))
 
 

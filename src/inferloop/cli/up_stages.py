@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from inferloop.cli.engines import engine_replica
 from inferloop.cli.gates import Gate
 from inferloop.cli.narrate import Narrator
 from inferloop.cli.prove import Proof, prove
+from inferloop.cli.up_models import asked_model, beside, judge_memory, served_models, told_of_chats, told_of_sizes
 from inferloop.contract.load import load
+from inferloop.contract.workload import ModelRef
 from inferloop.core.digest import plain
 from inferloop.core.errors import UsageError
 from inferloop.core.units import human_bytes
@@ -29,7 +31,7 @@ from inferloop.engine.text.codec import Codec
 from inferloop.evals.load import load_suite
 from inferloop.evals.run import run_suite
 from inferloop.evals.suite import Suite
-from inferloop.fleet.act.gateway.app import GatewayConfig
+from inferloop.fleet.act.gateway.config import GatewayConfig
 from inferloop.fleet.act.ports import bind_listener
 from inferloop.fleet.act.process import ReplicaProcess
 from inferloop.fleet.act.providers.local import machine_capacity
@@ -37,7 +39,6 @@ from inferloop.fleet.act.supervise import Fleet, FleetConfig
 from inferloop.fleet.decide.fit import FitDecision, ReplicaNeeds, fit
 from inferloop.models.resolve import ModelFiles
 from inferloop.plan.capacity import Sizing, size
-from inferloop.plan.memory import replica_memory
 from inferloop.records.run import RunWriter
 from inferloop.records.sink import JsonlSink
 
@@ -93,6 +94,10 @@ class Up:
         self._options, self._narrator, self._write_report = options, narrator, write_report
         self._contract = load(options.contract)
         self._suite: Suite | None = None
+        self._models = served_models(self._contract)
+        self._measured = next(iter(self._models))
+        """The name in the API of the model that is judged and measured."""
+        self._kv_memory_mib = max(_MIN_KV_MIB, options.kv_memory_mib)
 
     async def run(self, serve_until: Callable[[Outcome, Fleet], Awaitable[None]]) -> Outcome:
         """Raises InferloopError when something that is needed is missing; a verdict, however bad, is an outcome."""
@@ -103,14 +108,17 @@ class Up:
             o.runs_dir, verb="up", service=contract.service, contract=contract, options={"contract_text": text}
         ) as writer:
             self._narrator.news(f"run folder {writer.path}")
-            with self._stage(writer, "model", f"model {contract.model.id}"):
-                files = await self._fetch()
-            with self._stage(writer, "memory", "does one replica fit this machine"):
-                memory = self._memory_gate(files)
+            with self._stage(writer, "model", f"model {', '.join(dict.fromkeys(m.id for m in self._models.values()))}"):
+                files = {name: await self._fetch(model) for name, model in self._models.items()}
+            with self._stage(writer, "memory", "does one replica of each model fit this machine"):
+                judged = judge_memory(contract, files, machine_capacity(), self._kv_memory_mib)
+                for news in (judged.gate.reason, *(told_of_chats(files) if contract.routing else ())):
+                    self._narrator.news(news)
+            memory = judged.gate
             if memory.verdict == "fail":
                 return self._finish(writer, [memory])
-            spec = await self._spec(writer.path, files)
-            measured = await self._measure(writer, files, spec)
+            specs = {name: await self._spec(writer.path, name, files[name]) for name in self._models}
+            measured = await self._measure(writer, files, specs[self._measured])
             if measured.bench is None:
                 return self._finish(writer, [memory], measured)
             sizing = size(
@@ -119,12 +127,15 @@ class Up:
                 rho=o.rho,
                 failure_headroom=o.failure_headroom,
             )
-            fitting = fit(sizing.needed or 0, ReplicaNeeds(measured.replica_bytes, o.threads), machine_capacity())
+            room = beside(machine_capacity(), judged.others_bytes)
+            fitting = fit(sizing.needed or 0, ReplicaNeeds(measured.replica_bytes, o.threads), room)
             if not fitting.start:
                 return self._finish(writer, [memory], measured, sizing, fitting)
-            async with self._fleet(writer, spec, fitting) as fleet:
+            if told := told_of_sizes(contract, fitting.start, judged.others_bytes):
+                self._narrator.news(told)
+            async with self._fleet(writer, specs, fitting) as fleet:
                 with self._stage(writer, "proof", "real chats through the gateway"):
-                    proof = await prove(fleet.url, contract.model.id, writer.path / "events")
+                    proof = await prove(fleet.url, self._asked(files), writer.path / "events")
                     self._narrator.news(proof.reason)
                 outcome = self._finish(writer, [memory], measured, sizing, fitting, proof)
                 await serve_until(outcome, fleet)
@@ -137,55 +148,45 @@ class Up:
                 f"--target {self._options.target}: up proves a service by the rows that each of its replicas writes, "
                 f"which {' and '.join(_TARGETS)} do; measure another with bench or compare"
             )
-        wire.precision_flags(self._contract.model)
+        if self._contract.routing is not None and self._options.target != "embedded":
+            raise UsageError(f"--target {self._options.target} runs one model; several of them run embedded")
+        for model in self._models.values():
+            wire.precision_flags(model)
         if self._contract.quality is not None:
             self._suite = load_suite(Path(self._contract.quality.suite))
         if self._options.port:
             bind_listener("127.0.0.1", self._options.port).close()
 
-    async def _fetch(self) -> ModelFiles:
-        return await wire.open_model(self._contract.model.id, self._options.cache_dir, self._tell_bytes)
+    async def _fetch(self, model: ModelRef) -> ModelFiles:
+        return await wire.open_model(model.id, self._options.cache_dir, self._tell_bytes)
 
     def _tell_bytes(self, stage: str, done: int, total: int) -> None:
         self._narrator.glance(f"{stage} {human_bytes(done)} of {human_bytes(total)}")
 
-    def _memory_gate(self, files: ModelFiles) -> Gate:
-        """Refuse before anything is started what would be killed once it is."""
-        lengths = [c.input_tokens.points[-1][1] + c.output_tokens.points[-1][1] for c in self._contract.traffic.classes]
-        weight_bytes, kv_bytes_per_token = wire.memory_needs(self._contract.model, files.header)
-        needs = replica_memory(
-            files.header.shape,
-            memory_bytes=machine_capacity().memory_bytes,
-            sequence_tokens=min(int(max(lengths)), files.header.shape.context_length),
-            weight_bytes=weight_bytes,
-            kv_bytes_per_token=kv_bytes_per_token,
-        )
-        self._narrator.news(needs.reason)
-        return Gate("memory", "pass" if needs.fits else "fail", needs.reason)
-
-    async def _spec(self, folder: Path, files: ModelFiles) -> LaunchSpec:
-        o, model = self._options, self._contract.model
+    async def _spec(self, folder: Path, name: str, files: ModelFiles) -> LaunchSpec:
+        o, model = self._options, self._models[name]
         common: dict[str, Value] = {
             "service": self._contract.service,
             "threads": o.threads,
             "events": str(folder / "events" / "replica-{replica}.jsonl"),
         }
-        memory_mib = max(_MIN_KV_MIB, o.kv_memory_mib)
+        if name != model.id:
+            common["served_model_name"] = name
         if o.target != "embedded":
-            flags = {**common, "memory_mib": memory_mib}
+            flags = {**common, "memory_mib": self._kv_memory_mib}
             return (await engine_replica(o.target, model, files, flags, o.venvs, o.cache_dir)).spec
         objective_ms = wire.tpot_objective_ms(self._contract.slo)
-        return wire.embedded_spec(
-            model, o.cache_dir, **common, tpot_objective_ms=objective_ms, kv_memory_mib=memory_mib, replica="{replica}"
-        )
+        common |= {"tpot_objective_ms": objective_ms, "kv_memory_mib": self._kv_memory_mib, "replica": "{replica}"}
+        return wire.embedded_spec(model, o.cache_dir, **common)
 
-    async def _measure(self, writer: RunWriter, files: ModelFiles, spec: LaunchSpec) -> Measured:
+    async def _measure(self, writer: RunWriter, files: Mapping[str, ModelFiles], spec: LaunchSpec) -> Measured:
         """One replica: is it right, then how fast."""
         contract = self._contract
         (writer.path / "events").mkdir(exist_ok=True)
         with self._stage(writer, "replica", "start one replica"):
             if self._options.target == "embedded":
-                await wire.pack_weights(contract.model, files, self._options.cache_dir, self._tell_bytes)
+                for name, model in self._models.items():
+                    await wire.pack_weights(model, files[name], self._options.cache_dir, self._tell_bytes)
             process = await ReplicaProcess.start_ready(
                 spec, log_path=writer.path / "logs" / "measured.log", replica_id="measured"
             )
@@ -193,7 +194,7 @@ class Up:
         try:
             writer.update(identity=await self._identity(process.url))
             with self._stage(writer, "protocol", "protocol checks"):
-                checks = tuple(await run_checks(process.url, contract.model.id))
+                checks = tuple(await run_checks(process.url, self._measured))
                 protocol = gates.protocol_gate(checks)
                 self._narrator.news(f"{protocol.verdict}: {protocol.reason}")
             quality = await self._judge_quality(writer, process.url)
@@ -201,16 +202,23 @@ class Up:
                 "pass",
                 "not declared",
             )
-            bench = await self._bench(writer, files, process.url) if answers_right else None
+            bench = await self._bench(writer, files[self._measured], process.url) if answers_right else None
             grace_s = spec.drain_timeout_s
             return Measured(checks, quality, bench, process.memory_bytes())
         finally:
             await process.stop(grace_s)
 
+    def _asked(self, files: Mapping[str, ModelFiles]) -> dict[str, bool]:
+        """The names under which the service is proven, and whether they can be asked chats."""
+        if self._contract.routing is None:
+            return {self._measured: True}
+        chats = {name: one.header.chat_template is not None for name, one in files.items()}
+        return {asked_model(self._contract): chats[self._measured], **chats}
+
     async def _identity(self, url: str) -> dict[str, Any] | None:
         client = HttpClient(url)
         try:
-            return (await describe_target(client, model=self._contract.model.id)).identity
+            return (await describe_target(client, model=self._measured)).identity
         finally:
             await client.close()
 
@@ -219,7 +227,7 @@ class Up:
         if gate is None or self._suite is None:
             return None
         with self._stage(writer, "quality", f"quality suite {self._suite.name}"):
-            summary = (await run_suite(self._suite, url, model=self._contract.model.id)).summary(gate)
+            summary = (await run_suite(self._suite, url, model=self._measured)).summary(gate)
             self._narrator.news(f"{summary['verdict']}: {'; '.join(summary['reasons'])}")
             return summary
 
@@ -233,20 +241,24 @@ class Up:
         with self._stage(writer, "bench", "frontier of one replica"):
             codec = await asyncio.to_thread(Codec, files)
             options = BenchOptions(seed=self._options.seed, budget_s=self._options.bench_budget_s)
-            return await run_bench(self._contract, url, self._contract.model.id, codec, options, writer, progress)
+            return await run_bench(self._contract, url, self._measured, codec, options, writer, progress)
 
     @contextlib.asynccontextmanager
-    async def _fleet(self, writer: RunWriter, spec: LaunchSpec, fitting: FitDecision) -> AsyncIterator[Fleet]:
+    async def _fleet(
+        self, writer: RunWriter, specs: Mapping[str, LaunchSpec], fitting: FitDecision
+    ) -> AsyncIterator[Fleet]:
+        routing = self._contract.routing
+        wanted = {name: fitting.start if name == self._measured else 1 for name in specs}
         sink = JsonlSink(writer.path / "events" / "gateway.jsonl")
         config = FleetConfig(
             log_dir=writer.path / "logs",
             port=self._options.port,
-            gateway=GatewayConfig(service=self._contract.service),
+            gateway=GatewayConfig(service=self._contract.service, routing=routing),
         )
         try:
-            async with Fleet(spec, config, sink=sink) as fleet:
-                with self._stage(writer, "fleet", f"gateway and {fitting.start} replica(s)"):
-                    await fleet.start(fitting.start)
+            async with Fleet(specs if routing else specs[self._measured], config, sink=sink) as fleet:
+                with self._stage(writer, "fleet", f"gateway and {sum(wanted.values())} replica(s)"):
+                    await fleet.start(wanted if routing else fitting.start)
                     self._narrator.news(f"listening on {fleet.url}")
                 yield fleet
         finally:

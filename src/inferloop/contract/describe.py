@@ -6,7 +6,16 @@ from typing import Any
 
 from inferloop.contract.distributions import percentile_key
 from inferloop.contract.traffic import DEFAULT_CLASS, duration_text
-from inferloop.contract.workload import Arrivals, Contract, Distribution, Traffic, TrafficClass
+from inferloop.contract.workload import (
+    Arrivals,
+    Contract,
+    Distribution,
+    Escalation,
+    EvalTag,
+    ModelRef,
+    Traffic,
+    TrafficClass,
+)
 from inferloop.core.slo import Slo
 
 
@@ -16,7 +25,7 @@ def describe(contract: Contract) -> dict[str, Any]:
         "version": contract.version,
         "service": contract.service,
         "archetype": contract.archetype,
-        "model": {"id": contract.model.id, "precision": _present(contract.model.precision, "weights activations kv")},
+        **_models(contract),
         "traffic": _traffic(contract.traffic),
         "slo": _slo(contract.slo),
     }
@@ -29,6 +38,44 @@ def describe(contract: Contract) -> dict[str, Any]:
         result["cost"] = _present(contract.cost, "usd_per_hour usd_per_mtok")
     result["privacy"] = {"capture": contract.privacy.capture, "retain_days": contract.privacy.retain_days}
     return result
+
+
+def _models(contract: Contract) -> dict[str, Any]:
+    routing = contract.routing
+    if routing is None:
+        return {"model": _model(contract.model)}
+    models = {m.name: _model(m.ref) for m in routing.models}
+    for m in routing.models:
+        if m.price is not None:
+            models[m.name]["usd_per_mtok"] = _present(m.price, "input cached_input output")
+    routes: dict[str, Any] = {"default": routing.default}
+    if routing.rules:
+        routes["rules"] = [
+            {"class": rule.traffic_class, "model": rule.model} | _present(rule, "expect") for rule in routing.rules
+        ]
+    if routing.eval_tags:
+        routes["eval_tags"] = {tag.name: _tag(tag) for tag in routing.eval_tags}
+    if routing.escalation is not None:
+        routes["escalation"] = _escalation(routing.escalation)
+    return {"models": models, "routing": routes}
+
+
+def _model(model: ModelRef) -> dict[str, Any]:
+    return {"id": model.id, "precision": _present(model.precision, "weights activations kv")}
+
+
+def _tag(tag: EvalTag) -> dict[str, Any]:
+    lists = {name: list(getattr(tag, name)) for name in ("contains", "lacks") if getattr(tag, name)}
+    return lists | _present(tag, "regex")
+
+
+def _escalation(escalation: Escalation) -> dict[str, Any]:
+    checks: list[Any] = [name for name in ("invalid_json", "refused_tool", "unavailable") if getattr(escalation, name)]
+    if escalation.low_logprob is not None:
+        checks.append({"low_logprob": escalation.low_logprob})
+    if escalation.eval_tags:
+        checks.append({"eval_tag": list(escalation.eval_tags)})
+    return {"from": escalation.source, "to": list(escalation.to), "on": checks, "max_hops": escalation.max_hops}
 
 
 def _traffic(traffic: Traffic) -> dict[str, Any]:

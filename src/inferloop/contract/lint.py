@@ -12,7 +12,7 @@ from inferloop.contract.archetypes import PROFILES
 from inferloop.contract.course import highest_share
 from inferloop.contract.distributions import percentile_key
 from inferloop.contract.quantile import QuantileFunction
-from inferloop.contract.workload import PRECISIONS, Contract, Distribution, Precision, TrafficClass
+from inferloop.contract.workload import PRECISIONS, Contract, Distribution, ModelRef, Precision, TrafficClass
 from inferloop.core.errors import nearest
 from inferloop.core.slo import Slo
 
@@ -43,13 +43,20 @@ def lint(contract: Contract) -> list[Finding]:
 
 
 def _model(contract: Contract) -> Iterator[Finding]:
-    model = contract.model
-    ending = model.id.rpartition("-")[2].lower()
-    if model.precision == Precision() and _LIKE_A_PRECISION.fullmatch(ending):
-        close = nearest(ending, PRECISIONS)
-        meant = f", did you mean {close}?" if close and close != ending else ""
-        text = f"{ending!r} is taken as part of the name, and the model runs as stored{meant}"
-        yield Finding("note", "precision-in-name", "model.precision", text)
+    for key, model in model_keys(contract):
+        ending = model.id.rpartition("-")[2].lower()
+        if model.precision == Precision() and _LIKE_A_PRECISION.fullmatch(ending):
+            close = nearest(ending, PRECISIONS)
+            meant = f", did you mean {close}?" if close and close != ending else ""
+            text = f"{ending!r} is taken as part of the name, and the model runs as stored{meant}"
+            yield Finding("note", "precision-in-name", f"{key}.precision", text)
+
+
+def model_keys(contract: Contract) -> list[tuple[str, ModelRef]]:
+    """Every model that the contract names, with its key in the full form."""
+    if contract.routing is None:
+        return [("model", contract.model)]
+    return [(f"models.{m.name}", m.ref) for m in contract.routing.models]
 
 
 def _headroom(contract: Contract) -> Iterator[Finding]:
@@ -173,8 +180,47 @@ def _gates(contract: Contract) -> Iterator[Finding]:
         yield Finding("note", "long-retention", "privacy.retain_days", text)
 
 
+def _routing(contract: Contract) -> Iterator[Finding]:
+    routing = contract.routing
+    if routing is None:
+        return
+    begins = {routing.default, *(rule.model for rule in routing.rules)}
+    escalation = routing.escalation
+    reached = begins | set(escalation.to if escalation else ())
+    for model in routing.models:
+        if model.name not in reached:
+            text = "no rule and no escalation leads here; only requests that name it do"
+            yield Finding("note", "model-unused", f"models.{model.name}", text)
+    checks_json = escalation is not None and escalation.invalid_json
+    checks_tools = escalation is not None and escalation.refused_tool
+    for i, rule in enumerate(routing.rules):
+        checked = checks_json if rule.expect == "json" else checks_tools
+        if rule.expect and not (checked and escalation and rule.model == escalation.source):
+            text = f"{rule.expect} is expected of {rule.model}, but no escalation checks it there"
+            yield Finding("warning", "expect-unchecked", f"routing.rules[{i}].expect", text)
+    if escalation is None:
+        return
+    if escalation.source not in begins:
+        text = f"no request begins at {escalation.source}: it is neither the default nor in a rule"
+        yield Finding("warning", "escalation-unreached", "routing.escalation.from", text)
+    first = routing.model(escalation.source)
+    unpriced = [name for name in (first.name, *escalation.to) if routing.model(name).price is None]
+    if unpriced:
+        text = f"{', '.join(unpriced)} without usd_per_mtok: what an escalation costs stays unknown"
+        yield Finding("note", "no-price", "models", text)
+    for name in escalation.to:
+        other = routing.model(name)
+        if other.ref == first.ref:
+            text = f"{name} is the same model in the same precision as {first.name} and fails where it does"
+            yield Finding("warning", "escalation-same", "routing.escalation.to", text)
+        elif first.price and other.price and other.price.output < first.price.output:
+            text = f"{name} is cheaper than {first.name}; ask it first"
+            yield Finding("warning", "escalation-cheaper", "routing.escalation.to", text)
+
+
 _RULES: tuple[Callable[[Contract], Iterator[Finding]], ...] = (
     _model,
+    _routing,
     _headroom,
     _lengths,
     _mix,

@@ -9,19 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from inferloop.contract import objectives, short_form, traffic
+from inferloop.contract import objectives, routing, short_form, traffic
 from inferloop.contract.located import Located, locate
-from inferloop.contract.reader import Problems, Section, as_text
+from inferloop.contract.model_ref import read_model
+from inferloop.contract.reader import Problems, Section
 from inferloop.contract.source import parse_text, read_text
 from inferloop.contract.suites import explain_missing, resolve_suite
 from inferloop.contract.workload import (
     CAPTURE_LEVELS,
-    PRECISIONS,
     Archetype,
     Contract,
     CostCap,
-    ModelRef,
-    Precision,
     Privacy,
     QualityGate,
 )
@@ -30,14 +28,27 @@ from inferloop.core.slo import Slo
 VERSION = 1
 UNNAMED = "contract"
 ARCHETYPES = ("chat", "agent", "batch")
-_FLOAT_WORDS = ("fp32", "bf16", "fp16")
-KEYS = ("version", "service", "archetype", "model", "traffic", "slo", "sla", "quality", "cost", "privacy")
+KEYS = (
+    "version",
+    "service",
+    "archetype",
+    "model",
+    "models",
+    "routing",
+    "traffic",
+    "slo",
+    "sla",
+    "quality",
+    "cost",
+    "privacy",
+)
 _ELSEWHERE = {
     **dict.fromkeys(traffic.KEYS, "traffic"),
     **dict.fromkeys(objectives.KEYS, "slo"),
     "quality_gate": "quality, as its suite",
     "suite": "quality",
     "precision": "model",
+    **dict.fromkeys(("rules", "escalation"), "routing"),
 }
 
 
@@ -72,16 +83,20 @@ def _read(root: Located, *, file: str | None, folder: Path) -> Contract:
             top.get("service") or root, f"{service!r} must be letters, digits, dot, dash or underscore, at most 64"
         )
     archetype = top.text("archetype", choices=ARCHETYPES) or "chat"
-    model = _read_model(top.get("model", required=True), problems)
+    several = top.get("models") is not None or top.get("routing") is not None
+    model = read_model(top.get("model", required=not several), problems)
     section = top.section("traffic", traffic.KEYS, required=True)
     flow = traffic.read_traffic(section, problems, folder) if section else None
     names = [c.name for c in flow.classes] if flow else []
+    routes = routing.read_routing(top, service, names, problems) if several else None
     slo = objectives.read_slo(top.get("slo"), problems, names)
     sla = objectives.read_slo(top.get("sla"), problems, names)
     quality = _read_quality(top.section("quality", ("suite", "minimum", "allowed_loss")), problems, folder)
     cost = _read_cost(top.section("cost", ("usd_per_hour", "usd_per_mtok")))
     privacy = _read_privacy(top.section("privacy", ("capture", "retain_days")), problems)
     problems.raise_if_any()
+    if routes is not None:
+        model = routes.model(routes.default).ref
     assert model is not None and flow is not None, "whatever is missing was reported"
     return Contract(
         version=VERSION,
@@ -94,45 +109,9 @@ def _read(root: Located, *, file: str | None, folder: Path) -> Contract:
         quality=quality,
         cost=cost,
         privacy=privacy,
+        routing=routes,
         source=file,
     )
-
-
-def _read_model(node: Located | None, problems: Problems) -> ModelRef | None:
-    if node is None:
-        return None
-    if not isinstance(node.value, dict):
-        text = as_text(node, problems)
-        return None if text is None else split_model(text)
-    section = Section(node, problems, ("id", "precision"))
-    model_id = section.text("id", required=True)
-    precision = _read_precision(section.get("precision"), problems)
-    return None if model_id is None else ModelRef(model_id, precision)
-
-
-def split_model(text: str) -> ModelRef:
-    """`name-bf16` -> name in bf16. Without a known precision at its end, or for a path, the text is the name."""
-    name, dash, word = text.rpartition("-")
-    if dash and name and word in PRECISIONS and not text.startswith((".", "/", "~")):
-        return ModelRef(name, precision_from_word(word))
-    return ModelRef(text)
-
-
-def precision_from_word(word: str) -> Precision:
-    """One word for all: a float format is meant for weights, activations and KV alike; a quantized one for the
-    weights, leaving the rest as stored."""
-    return Precision(word, word, word) if word in _FLOAT_WORDS else Precision(weights=word)
-
-
-def _read_precision(node: Located | None, problems: Problems) -> Precision:
-    if node is None:
-        return Precision()
-    if not isinstance(node.value, dict):
-        word = as_text(node, problems, PRECISIONS)
-        return precision_from_word(word) if word else Precision()
-    section = Section(node, problems, ("weights", "activations", "kv"))
-    weights, activations, kv = (section.text(k, choices=PRECISIONS) for k in ("weights", "activations", "kv"))
-    return Precision(weights, activations, kv)
 
 
 def _read_quality(section: Section | None, problems: Problems, folder: Path) -> QualityGate | None:

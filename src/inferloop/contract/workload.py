@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from inferloop.core.digest import digest_of
+from inferloop.core.digest import digest_of, plain
 from inferloop.core.slo import Slo
 
 Archetype = Literal["chat", "agent", "batch"]
@@ -145,6 +145,86 @@ class ModelRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """Dollars for a million tokens: of input that is computed, of input that the prefix cache had, of output."""
+
+    input: float
+    cached_input: float
+    output: float
+
+    def usd(self, num_input: int, num_cached: int, num_output: int) -> float:
+        """What an answer costs; `num_cached` of the `num_input` tokens came from the cache."""
+        computed = max(0, num_input - num_cached)
+        return (computed * self.input + num_cached * self.cached_input + num_output * self.output) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """One of several models of a service, under the name by which requests, answers and events call it."""
+
+    name: str
+    ref: ModelRef
+    price: Price | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRule:
+    """Requests of one traffic class begin at `model`. `expect` is what their answers have to be, whatever the requests
+    themselves ask for."""
+
+    traffic_class: str
+    model: str
+    expect: Literal["json", "tool_call"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalTag:
+    """A check of answers by its name. All parts of `contains` occur, none of `lacks` does, and `regex` is found."""
+
+    name: str
+    contains: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    regex: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    """An answer of `source` that fails one of the checks is asked for again at the first of `to`, and so on; at most
+    `max_hops` models are asked in all. Each check that is off is False, None or empty.
+
+    `low_logprob` is the mean natural log-probability of the answer's tokens below which it counts as unsure;
+    `unavailable`: no answer could be had at all. The last model's answer is not checked: there is nobody left to ask.
+    """
+
+    source: str
+    to: tuple[str, ...]
+    max_hops: int
+    invalid_json: bool = False
+    refused_tool: bool = False
+    low_logprob: float | None = None
+    eval_tags: tuple[str, ...] = ()
+    unavailable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which of `models` answers a request: the rule of its class says, else `default`."""
+
+    models: tuple[NamedModel, ...]
+    default: str
+    rules: tuple[RoutingRule, ...] = ()
+    eval_tags: tuple[EvalTag, ...] = ()
+    escalation: Escalation | None = None
+
+    def model(self, name: str) -> NamedModel:
+        """Raises KeyError."""
+        found = next((m for m in self.models if m.name == name), None)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class QualityGate:
     """A suite (resolved path) whose score must reach `minimum`; `allowed_loss` is against a baseline run.
 
@@ -171,7 +251,10 @@ class Privacy:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """One service's promise. `source` is the file it came from and is not part of the digest."""
+    """One service's promise. `source` is the file it came from and is not part of the digest.
+
+    `model` is the one that is measured and judged; with a `routing`, its default.
+    """
 
     version: int
     service: str
@@ -183,6 +266,7 @@ class Contract:
     quality: QualityGate | None = None
     cost: CostCap | None = None
     privacy: Privacy = Privacy()
+    routing: Routing | None = None
     source: str | None = None
 
     @property
@@ -194,4 +278,7 @@ class Contract:
         trace = flow.arrivals.trace and replace(flow.arrivals.trace, path="")
         profile = flow.rate_profile and replace(flow.rate_profile, path="")
         flow = replace(flow, arrivals=replace(flow.arrivals, trace=trace), rate_profile=profile)
-        return digest_of(replace(self, source=None, quality=quality, traffic=flow))
+        meaning: dict[str, Any] = plain(replace(self, source=None, quality=quality, traffic=flow))
+        if self.routing is None:
+            del meaning["routing"]  # a contract of one model means what it meant before there could be several
+        return digest_of(meaning)

@@ -204,6 +204,9 @@ class Engine:
         try:
             while self._drain_doors():
                 self._step()
+        except EngineError as error:  # says all that there is to say
+            _log.error("the engine failed: %s", error)
+            self.fail(error)
         except BaseException as error:  # a panic of native code is no Exception
             _log.exception("the engine failed")
             self.fail(error)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from inferloop.measure.timing import RequestTiming
 from inferloop.pages.charts import several_frontiers
 from inferloop.pages.html import Child, Column, grouped_table, table, tag
-from inferloop.pages.setups import setup_table, targets_table
+from inferloop.pages.setups import setup_tables, targets_table
 from inferloop.pages.text import ABSENT, METRICS, number, percent, percentile, signs_of, words
 from inferloop.pages.timing import pick_streams, timing_simulator
 from inferloop.pages.verdicts import Json, declared, mapping, mappings
@@ -22,7 +22,7 @@ def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[
     targets = mappings(summary.get("targets"))
     measured = mappings(summary.get("points"))
     names = {str(t.get("label")): clipped(f"{t.get('label')}: {t.get('name')}") for t in targets}
-    parts: list[Part] = [("targets", "Targets", [targets_table(targets), setup_table(targets)])]
+    parts: list[Part] = [("targets", "Targets", [targets_table(targets), *setup_tables(targets)])]
     told = found_in_words(mappings(summary.get("comparisons")), targets)
     found = differences_table(mappings(summary.get("comparisons")), names)
     if found:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from inferloop.pages.html import Child, Column, table, tag
+from inferloop.pages.html import Child, Column, grouped_table, table, tag
 from inferloop.pages.text import ABSENT, number, percent, words
 from inferloop.pages.verdicts import Json, mapping
 
@@ -20,7 +20,7 @@ def targets_table(targets: Sequence[Json]) -> Markup:
         idle = percent(t.get("idle_cpu"))
         rows.append(
             [
-                str(t.get("label")),
+                f"{t.get('label')} (void)" if t.get("void") else str(t.get("label")),
                 str(t.get("name")),
                 engine_of(t),
                 str(t.get("model") or ABSENT),
@@ -28,44 +28,45 @@ def targets_table(targets: Sequence[Json]) -> Markup:
                 tag("code", str(digest)[:12], title=str(digest)) if digest else "not told",
                 _burst(t),
                 f"{idle}, suspended" if t.get("suspended") else idle,
-                str(t.get("void") or "no"),
             ]
         )
     columns = [
         *(Column(title) for title in ("", "Target", "Engine", "Model", "Weights", "Identity")),
         Column("Completes of a burst, /s", True),
         Column("Idle, of a core", True),
-        Column("Void", wide=True),
     ]
-    caption = (
-        "Each target as it was measured; the others are compared with the first. A burst is all requests at once; idle "
-        "is what it takes of a core while another is measured"
-    )
+    caption = "Each target as it was measured; the others are compared with the first, idle while another is measured"
     return table(caption, columns, rows)
 
 
-def setup_table(targets: Sequence[Json]) -> Markup | None:
-    """A column for each target that was started for this."""
-    known = [(str(t.get("label")), mapping(t.get("setup"))) for t in targets if t.get("setup")]
+def setup_tables(targets: Sequence[Json]) -> list[Markup]:
+    """What flags come to, a column for each target that was started for this; below it, all flags of each."""
+    known = [(t, mapping(t.get("setup"))) for t in targets if t.get("setup")]
     if not known:
-        return None
-    setups = [setup for _, setup in known]
-    settings = [mapping(s.get("settings")) for s in setups]
-    rows: list[list[Child]] = [
-        ["Version", *(str(s.get("version") or ABSENT) for s in setups)],
-        ["Model file", *(tag("code", s["model_file"]) if s.get("model_file") else ABSENT for s in setups)],
-    ]
-    rows += [
+        return []
+    settings = [mapping(setup.get("settings")) for _, setup in known]
+    come_to: list[list[Child]] = [["Version", *(str(setup.get("version") or ABSENT) for _, setup in known)]]
+    come_to += [
         [name[:1].upper() + name[1:], *(str(s.get(name) or ABSENT) for s in settings)]
         for name in dict.fromkeys(name for s in settings for name in s)
     ]
-    rows += [
-        ["Command", *(tag("code", " ".join(words(s.get("argv"))) or ABSENT) for s in setups)],
-        ["Environment", *(_env(mapping(s.get("env"))) for s in setups)],
-        ["Flags chosen by", *(str(s.get("tuned") or ABSENT) for s in setups)],
+    groups: list[tuple[str | None, list[list[Child]]]] = [
+        (
+            f"{t.get('label')}: {t.get('name')}",
+            [
+                ["Model file", _code(setup.get("model_file"))],
+                ["Command", _code(" ".join(words(setup.get("argv"))))],
+                ["Environment", _code(" ".join(f"{k}={v}" for k, v in mapping(setup.get("env")).items()))],
+                ["Flags chosen by", str(setup.get("tuned") or ABSENT)],
+            ],
+        )
+        for t, setup in known
     ]
-    columns = [Column("Setting"), *(Column(label, wide=True) for label, _ in known)]
-    return table("Each engine's own flags, and what they come to", columns, rows)
+    columns = [Column("Setting"), *(Column(str(t.get("label"))) for t, _ in known)]
+    return [
+        table("What each engine's flags come to", columns, come_to),
+        grouped_table("Each engine's own flags", [Column(""), Column("", wide=True)], groups),
+    ]
 
 
 def engine_of(target: Json) -> str:
@@ -80,5 +81,5 @@ def _burst(target: Json) -> str:
     return f"{number(target.get('burst_qps'))} ({', '.join(each)})" if each else ABSENT
 
 
-def _env(env: Json) -> Child:
-    return tag("code", " ".join(f"{name}={value}" for name, value in env.items())) if env else ABSENT
+def _code(text: object) -> Child:
+    return tag("code", str(text)) if text else ABSENT

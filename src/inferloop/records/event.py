@@ -81,11 +81,45 @@ class ReplicaEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HopEvent:
+    """One model asked for one request, where a service has several. A replica's row joins by its parent_id, which is
+    this span_id; this parent_id is the request's own span.
+
+    route says why this model: default, class <name>, named, or escalated:<checks that the answer before failed>; why
+    says how its replica was chosen. Tokens are what the answer's usage says, None where it came to none; cost_usd is
+    those at the contract's price.
+    """
+
+    model: str
+    route: str
+    span_id: str
+    parent_id: str
+    t_start_ns: int
+    t_end_ns: int
+    replica: str | None = None
+    identity_digest: str | None = None
+    why: str | None = None
+    num_retries: int = 0
+    status: int | None = None
+    error_class: str | None = None
+    failed_checks: tuple[str, ...] = ()
+    delivered: bool = False
+    num_input_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    num_output_tokens: int | None = None
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEvent:
     """What the gateway saw of one request. `attempts` of the replicas join by trace id.
 
     why says how the replica was chosen; resume_points are the output token counts at which a stream was taken up
-    again on another replica. admission is accepted, queued or refused:<reason>.
+    again on another replica. admission is accepted, queued or refused:<reason>. parent_id is the caller's span.
+
+    Where a service has several models, model, replica and identity_digest are of the answer that was delivered, hops
+    tells of every model that was asked, in order, and cost_usd is the sum of what is known of theirs.
+    escalation_missed says why an answer that failed its checks was delivered although another model was left to ask.
     """
 
     event_id: str
@@ -95,12 +129,14 @@ class GatewayEvent:
     t_router_in_ns: int
     t_wall_ns: int
     status: int | None
+    parent_id: str | None = None
     t_first_byte_ns: int | None = None
     t_last_byte_ns: int | None = None
     network_ms: float | None = None
     service: str | None = None
     traffic_class: str | None = None
     tenant_hash: str | None = None
+    model: str | None = None
     replica: str | None = None
     identity_digest: str | None = None
     """As the replica that answered told it; None when none did, or when it does not say."""
@@ -109,6 +145,9 @@ class GatewayEvent:
     resume_points: tuple[int, ...] = ()
     admission: str = "accepted"
     error_class: str | None = None
+    hops: tuple[HopEvent, ...] = ()
+    escalation_missed: str | None = None
+    cost_usd: float | None = None
     schema_version: int = SCHEMA_VERSION
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from inferloop.contract.describe import describe
-from inferloop.contract.load import load, parse, split_model
+from inferloop.contract.load import load, parse
+from inferloop.contract.model_ref import split_model
 from inferloop.contract.workload import Contract, Distribution, Precision, Rate
 from inferloop.core.errors import ContractError, ContractProblemsError, UsageError
 from inferloop.core.slo import Objective

@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from inferloop.contract import load, objectives, short_form, traffic
+from inferloop.contract import load, objectives, routing, short_form, traffic
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "contract.md").read_text()
 
 
 @pytest.mark.parametrize(
     "key",
-    sorted({*load.KEYS, *traffic.KEYS, *traffic.CLASS_KEYS, *traffic.PROCESSES, *objectives.KEYS, *short_form.KEYS}),
+    sorted(
+        {
+            *(*load.KEYS, *traffic.KEYS, *traffic.CLASS_KEYS, *traffic.PROCESSES, *objectives.KEYS, *short_form.KEYS),
+            *(*routing.KEYS, *routing.MODEL_KEYS, *routing.PRICE_KEYS, *routing.RULE_KEYS, *routing.TAG_KEYS),
+            *(*routing.ESCALATION_KEYS, *routing.CHECKS, *routing.EXPECTATIONS),
+        }
+    ),
 )
 def test_every_key_is_explained(key: str) -> None:
     assert re.search(rf"\b{key}\b", PAGE)

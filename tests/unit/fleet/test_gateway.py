@@ -15,7 +15,8 @@ from openai.types.responses import ResponseErrorEvent
 
 from inferloop.backends.http import HttpClient, HttpError, Response
 from inferloop.core.errors import PortInUseError
-from inferloop.fleet.act.gateway.app import Gateway, GatewayConfig
+from inferloop.fleet.act.gateway.app import Gateway
+from inferloop.fleet.act.gateway.config import GatewayConfig
 from inferloop.fleet.act.gateway.server import GatewayServer
 from inferloop.fleet.act.ports import bind_listener
 from inferloop.fleet.decide.retry import BudgetConfig

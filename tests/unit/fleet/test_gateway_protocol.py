@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from inferloop.fleet.act.gateway.app import Gateway, GatewayConfig
+from inferloop.fleet.act.gateway.app import Gateway
+from inferloop.fleet.act.gateway.config import GatewayConfig
 from inferloop.fleet.act.gateway.server import GatewayServer
 from inferloop.fleet.decide.router import Router
 from inferloop.serve.http import MAX_HEAD_BYTES

@@ -15,6 +15,7 @@ import pytest
 from tests.adapters import write_adapter
 
 from inferloop.backends.http import HttpClient
+from inferloop.backends.native import NativeGenerator
 from inferloop.backends.native_load import NativeOptions, load_native
 from inferloop.core.errors import ModelFileError, UsageError
 from inferloop.engine.compute.torch.runner import TorchRunner
@@ -43,8 +44,8 @@ class Events:
 
 
 class Server:
-    def __init__(self, client: HttpClient, events: Events) -> None:
-        self.client, self._events = client, events
+    def __init__(self, client: HttpClient, events: Events, native: NativeGenerator) -> None:
+        self.client, self._events, self.native = client, events, native
 
     @property
     def events(self) -> list[ReplicaEvent]:
@@ -115,7 +116,7 @@ def serve(tmp_path: Path, folder: Path) -> Serve:
             async with serving(build_app(native, config, sink)) as url:
                 client = HttpClient(url)
                 try:
-                    yield Server(client, sink)
+                    yield Server(client, sink, native)
                 finally:
                     await client.close()
         finally:
@@ -125,7 +126,7 @@ def serve(tmp_path: Path, folder: Path) -> Serve:
 
 
 async def test_a_name_selects_its_adapter_and_the_answer_tells_it(serve: Serve, folder: Path) -> None:
-    async with serve(adapters=(("A", folder / "a"), ("B", folder / "b"))) as server:
+    async with serve(adapters=(("A", folder / "a"), ("B", folder / "b")), deterministic=True) as server:
         texts = [await server.text(model) for model in ("m", "A", "B")]
         assert len(set(texts)) == 3
         assert await asyncio.gather(*(server.text(model) for model in ("m", "A", "B", "A", "m"))) == [
@@ -256,17 +257,20 @@ async def test_an_answer_ends_on_the_adapter_that_it_began_with(serve: Serve, mo
         assert steps.acquire(timeout=60)
         return wait(self)
 
-    async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-        """A step at a time."""
+    async def until(is_so: Callable[[], Awaitable[bool]], *, stepping: bool = True) -> None:
         while not await is_so():
-            steps.release()
-            await asyncio.sleep(0.005)
+            if stepping:
+                steps.release()
+            await asyncio.sleep(0.01)
 
-    async with serve(max_adapters=1) as server:
+    async with serve(max_adapters=1, deterministic=True) as server:
 
-        async def running() -> int:
-            num: int = (await server.call("/health/progress"))[1]["running"]
-            return num
+        async def running() -> Any:
+            return (await server.call("/health/progress"))[1]["running"]
+
+        async def present() -> Any:
+            told = (await server.call("/health/progress"))[1]
+            return told["running"] + told["waiting"]
 
         await server.load("A", "b")
         second = await server.text("A", max_tokens=300)
@@ -275,11 +279,13 @@ async def test_an_answer_ends_on_the_adapter_that_it_began_with(serve: Serve, mo
         assert first != second
         monkeypatch.setattr(TorchRunner, "wait", gated)
         begun = asyncio.create_task(server.text("A", max_tokens=300))
-        await until(lambda: _is(running, 1))
+        await until(lambda: _is(running, 1), stepping=False)  # and stands in its first step from here on
         replaced = asyncio.create_task(server.load("A", "b", load_inplace=True))
-        await until(lambda: _done(replaced))
+        await until(lambda: _so(bool(server.native._engine._errands)), stepping=False)
+        await until(lambda: _so(replaced.done()))
         assert replaced.result()[0] == 200
         later = asyncio.create_task(server.text("A", max_tokens=300))
+        await until(lambda: _is(present, 2), stepping=False)
         await until(lambda: _is(running, 2))
         assert await server.unload("A") == 200
         assert (await server.call("/v1/completions", model="A", prompt="x"))[0] == 404
@@ -291,12 +297,12 @@ async def test_an_answer_ends_on_the_adapter_that_it_began_with(serve: Serve, mo
         assert await server.text("A", max_tokens=300) == first
 
 
-async def _is(number: Callable[[], Awaitable[int]], wanted: int) -> bool:
-    return await number() == wanted
+async def _is(number: Callable[[], Awaitable[Any]], wanted: int) -> bool:
+    return bool(await number() == wanted)
 
 
-async def _done(task: asyncio.Task[Any]) -> bool:
-    return task.done()
+async def _so(value: bool) -> bool:
+    return value
 
 
 async def test_what_is_cached_through_one_is_not_met_through_another(serve: Serve) -> None:

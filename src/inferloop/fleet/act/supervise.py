@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,8 @@ from types import TracebackType
 from inferloop.backends.protocols import LaunchSpec
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import LaunchError
-from inferloop.fleet.act.gateway.app import Gateway, GatewayConfig
+from inferloop.fleet.act.gateway.app import Gateway
+from inferloop.fleet.act.gateway.config import GatewayConfig
 from inferloop.fleet.act.gateway.server import GatewayServer
 from inferloop.fleet.act.probe import Prober
 from inferloop.fleet.act.process import ReplicaProcess
@@ -65,7 +66,8 @@ class FleetConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica for the command line and the dashboard. `url` and `pid` None: no process now."""
+    """One replica for the command line and the dashboard. `url` and `pid` None: no process now. `model`: its name where
+    a service has several."""
 
     replica_id: str
     state: str
@@ -75,6 +77,7 @@ class ReplicaStatus:
     url: str | None
     pid: int | None
     log_path: Path
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,23 @@ class FleetStatus:
 
 
 class Fleet:
-    """n replicas of one LaunchSpec behind one gateway. Use as an async context manager, or call `stop` in the end."""
+    """n replicas of one LaunchSpec behind one gateway; or, with a LaunchSpec for each model of a service that has
+    several, some of each. Use as an async context manager, or call `stop` in the end."""
 
     def __init__(
-        self, spec: LaunchSpec, config: FleetConfig, *, sink: Sink | None = None, clock: Clock | None = None
+        self,
+        spec: LaunchSpec | Mapping[str, LaunchSpec],
+        config: FleetConfig,
+        *,
+        sink: Sink | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self._spec, self._config, self._clock = spec, config, clock or RealClock()
+        """Several specs by the names that the gateway's routing gives to the models."""
+        self._specs: dict[str | None, LaunchSpec] = {None: spec} if isinstance(spec, LaunchSpec) else dict(spec.items())
+        self._config, self._clock = config, clock or RealClock()
         self._provider = LocalProvider(config.log_dir, self._clock)
-        self._table = ReplicaTable(config.policy, self._clock, drain_grace_s=spec.drain_timeout_s)
+        grace_s = max(one.drain_timeout_s for one in self._specs.values())
+        self._table = ReplicaTable(config.policy, self._clock, drain_grace_s=grace_s)
         self._router = Router(seed=config.seed, max_in_flight=config.max_in_flight_per_replica)
         self._gateway = Gateway(
             self._router, config=config.gateway, sink=sink, clock=self._clock, on_fault=self._on_gateway_fault
@@ -109,7 +121,8 @@ class Fleet:
         self._recent: deque[tuple[int, Decision]] = deque(maxlen=_NUM_RECENT)
         self._failed_launches: dict[str, LaunchError] = {}
         self._changed = asyncio.Event()
-        self._num_added = 0
+        self._num_added: dict[str | None, int] = dict.fromkeys(self._specs, 0)
+        self._models: dict[str, str | None] = {}
         self._stop_lock = asyncio.Lock()
         self._closing = False
 
@@ -119,8 +132,8 @@ class Fleet:
         assert self._server is not None, "start the fleet first"
         return self._server.url
 
-    async def start(self, num_replicas: int) -> None:
-        """Open the gateway, launch, and return when all replicas are ready.
+    async def start(self, num_replicas: int | Mapping[str, int]) -> None:
+        """Open the gateway, launch, and return when all replicas are ready. With several models so many of each.
 
         Raises PortInUseError (before anything is launched) and LaunchError (one could not start; then nothing runs
         any more). From then on replicas that die are restarted.
@@ -128,16 +141,19 @@ class Fleet:
         self._server = await GatewayServer.start(self._gateway, host=self._config.host, port=self._config.port)
         self._ticker = asyncio.create_task(self._tick_forever())
         try:
-            await self.add_replicas(num_replicas)
+            await self._add([(None, num_replicas)] if isinstance(num_replicas, int) else num_replicas.items())
         except BaseException:
             await self.stop(0)
             raise
 
-    async def add_replicas(self, num_replicas: int) -> list[str]:
+    async def add_replicas(self, num_replicas: int, model: str | None = None) -> list[str]:
         """Launch more; returns their ids when all of them are ready. Raises LaunchError for the first that fails
-        before it was ever ready; the ones added here are then taken down again."""
-        added = [f"r{self._num_added + i}" for i in range(num_replicas)]
-        self._num_added += num_replicas
+        before it was ever ready; the ones added here are then taken down again. Raises KeyError for a model that has
+        no LaunchSpec."""
+        return await self._add([(model, num_replicas)])
+
+    async def _add(self, wanted: Iterable[tuple[str | None, int]]) -> list[str]:
+        added = [self._new_id(model) for model, number in wanted for _ in range(number)]
         for replica_id in added:
             self._apply(self._table.add(replica_id))
         try:
@@ -150,6 +166,15 @@ class Fleet:
             raise
         return added
 
+    def _new_id(self, model: str | None) -> str:
+        number = self._num_added[model]
+        self._num_added[model] += 1
+        replica_id = f"r{number}" if model is None else f"{model}-r{number}"
+        self._models[replica_id] = model
+        if model is not None:
+            self._router.assign(replica_id, model)
+        return replica_id
+
     async def remove_replica(self, replica_id: str, drain_timeout_s: float | None = None) -> None:
         """Take a replica out of routing, let what runs there finish for up to `drain_timeout_s`, stop and forget it.
         Raises KeyError for an unknown one."""
@@ -161,6 +186,7 @@ class Fleet:
         if replica_id in self._table:  # else somebody else who waited for the same was faster
             self._table.remove(replica_id)
             self._router.forget(replica_id)
+            del self._models[replica_id]
             await self._gateway.detach(replica_id)
             self._changed.set()
 
@@ -194,6 +220,7 @@ class Fleet:
                     process.url if process else None,
                     process.pid if process else None,
                     self._provider.log_path(view.replica_id),
+                    self._models.get(view.replica_id),
                 )
             )
         return FleetStatus(
@@ -249,7 +276,7 @@ class Fleet:
         why = "its launch was called off"
         try:
             await asyncio.sleep(after_s)
-            process = await self._provider.launch(self._spec, replica_id)
+            process = await self._provider.launch(self._specs[self._models[replica_id]], replica_id)
             self._processes[replica_id] = process
             try:
                 why = await self._live(replica_id, process)
@@ -281,7 +308,7 @@ class Fleet:
         self._tell(replica_id, Ready())
         prober = Prober(
             process.url,
-            ready_path=self._spec.ready.path,
+            ready_path=self._specs[self._models[replica_id]].ready.path,
             timeout_s=self._config.probe_timeout_s,
             num_bytes=lambda: self._gateway.num_bytes_from(replica_id),
         )

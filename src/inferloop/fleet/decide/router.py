@@ -23,6 +23,7 @@ class ReplicaLoad:
     replica_id: str
     in_flight: int
     ready: bool
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,15 @@ def choose(
     *,
     exclude: Collection[str] = (),
     max_in_flight: int | None = None,
+    model: str | None = None,
 ) -> Choice:
-    """Least in flight over ready replicas not in `exclude`; ties are broken at random, so that idle replicas share.
+    """Least in flight over ready replicas not in `exclude`, of `model` alone where one is given; ties are broken at
+    random, so that idle replicas share.
 
     `max_in_flight` bounds one replica: when every eligible one is at its bound the request is refused as saturated.
     Mutates `rng` only.
     """
-    eligible = [r for r in replicas if r.ready and r.replica_id not in exclude]
+    eligible = [r for r in replicas if r.ready and r.replica_id not in exclude and model in (None, r.model)]
     if not eligible:
         return Choice(None, "none ready", "no_replica_ready")
     least = min(r.in_flight for r in eligible)
@@ -87,6 +90,11 @@ class Router:
         self._ready: set[str] = set()
         self._in_flight: dict[str, int] = {}
         self._gone: set[str] = set()
+        self._models: dict[str, str] = {}
+
+    def assign(self, replica_id: str, model: str) -> None:
+        """Say which model a replica has, where a service has several. Stays said until it is forgotten."""
+        self._models[replica_id] = model
 
     def set_ready(self, replica_id: str, ready: bool) -> None:
         """Make a replica (new or known) eligible or not. What it has in flight stays counted."""
@@ -100,13 +108,14 @@ class Router:
     def forget(self, replica_id: str) -> None:
         """The replica is gone for good; leases still out are counted until they come back."""
         self._ready.discard(replica_id)
+        self._models.pop(replica_id, None)
         if replica_id in self._in_flight:
             self._gone.add(replica_id)
             self._drop_if_gone(replica_id)
 
-    def admit(self, *, exclude: Collection[str] = ()) -> Lease | Choice:
-        """A Lease on the chosen replica, or the refusing Choice."""
-        choice = choose(self.snapshot(), self._rng, exclude=exclude, max_in_flight=self._max_in_flight)
+    def admit(self, *, exclude: Collection[str] = (), model: str | None = None) -> Lease | Choice:
+        """A Lease on the chosen replica (of `model`, where one is given), or the refusing Choice."""
+        choice = choose(self.snapshot(), self._rng, exclude=exclude, max_in_flight=self._max_in_flight, model=model)
         if choice.replica_id is None:
             return choice
         self._in_flight[choice.replica_id] += 1
@@ -126,11 +135,17 @@ class Router:
         return self._in_flight.get(replica_id, 0)
 
     def snapshot(self) -> tuple[ReplicaLoad, ...]:
-        return tuple(ReplicaLoad(name, count, name in self._ready) for name, count in self._in_flight.items())
+        return tuple(
+            ReplicaLoad(name, count, name in self._ready, self._models.get(name))
+            for name, count in self._in_flight.items()
+        )
 
     @property
     def num_ready(self) -> int:
         return len(self._ready)
+
+    def num_ready_of(self, model: str) -> int:
+        return sum(self._models.get(name) == model for name in self._ready)
 
     @property
     def num_in_flight(self) -> int:

@@ -25,16 +25,18 @@ class Answer:
     headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
 
 
-def _error_object(status: int, message: str, code: str) -> dict[str, Any]:
+def _error_object(status: int, message: str, code: str, param: str | None = None) -> dict[str, Any]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_answer(status: int, message: str, code: str, *, retry_after_s: int | None = None) -> Answer:
+def error_answer(
+    status: int, message: str, code: str, *, retry_after_s: int | None = None, param: str | None = None
+) -> Answer:
     headers: RawHeaders = [(b"content-type", b"application/json")]
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))
-    return Answer(status, msgspec.json.encode(_error_object(status, message, code)), tuple(headers))
+    return Answer(status, msgspec.json.encode(_error_object(status, message, code, param)), tuple(headers))
 
 
 def error_event(message: str, code: str, number: int | None = None) -> bytes:

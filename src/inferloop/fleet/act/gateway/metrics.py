@@ -36,6 +36,8 @@ class GatewayMetrics:
     """Counters of one gateway in their own registry, so that two gateways of one process do not mix."""
 
     def __init__(self, router: Router) -> None:
+        self.num_pieces = 0
+        """Pieces of answers passed on, which is how a gateway makes steps."""
         self._registry = registry = CollectorRegistry()
         registry.register(_RouterCollector(router))
         name = "inferloop_gateway_"
@@ -52,6 +54,13 @@ class GatewayMetrics:
             name + "broken_streams", "Streams that ended with an error event", registry=registry
         )
         self.disconnects = Counter(name + "disconnects", "Requests whose caller went away", registry=registry)
+        self.hops = Counter(name + "hops", "Models asked, where there are several", ["model"], registry=registry)
+        self.escalations = Counter(
+            name + "escalations", "Answers that failed a check", ["model", "check", "next"], registry=registry
+        )
+        self.cost = Counter(
+            name + "cost_usd", "What answers cost at the contract's prices", ["model"], registry=registry
+        )
         self.first_byte = Histogram(
             name + "first_byte_seconds", "Arrival to the first body byte", buckets=_SECONDS, registry=registry
         )

@@ -15,7 +15,7 @@ from inferloop.models.resolve import open_files
 
 def follow(link: Link, job: Job) -> None:
     """Until the first rank ends the job. Raises what loading raises, ConnectionError when the first rank is gone, and
-    RuntimeError when another rank is."""
+    EngineError when any is while they compute."""
     files = open_files(job.path, Path(job.path))
     share = share_of(files.header, job.rank, job.size)
     link.send(encode(Here()))

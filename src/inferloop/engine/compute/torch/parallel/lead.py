@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from torch import Tensor
 
 from inferloop.core.cores import usable_cores
-from inferloop.core.errors import LaunchError, UsageError
+from inferloop.core.errors import EngineError, LaunchError, UsageError
 from inferloop.engine.compute.room import check_room
 from inferloop.engine.compute.runner import GiveUp, RunnerInfo, never
 from inferloop.engine.compute.torch.config import TorchConfig
@@ -127,5 +127,7 @@ class LeadRunner:
         """Whatever fails, the ranks are not at the same place any more."""
         try:
             yield
+        except (EngineError, OSError) as problem:
+            raise self._ranks.lost_by(problem) from None  # the reason is in another process
         except Exception as problem:
             raise self._ranks.lost_by(problem) from problem

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import socket
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from inferloop.core.errors import LaunchError
+from inferloop.core.errors import EngineError, LaunchError
 from inferloop.engine.compute.torch.parallel.split import Share, even
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def find_store(port: int, timeout_s: float) -> TCPStore:
 
 
 class ProcessGroup:
-    """A Group over processes. There is one in a process at a time. Its calls raise RuntimeError when another rank is
+    """A Group over processes. There is one in a process at a time. Its calls raise EngineError when another rank is
     gone, or has not come to the same call within the time that it was joined with."""
 
     def __init__(self, share: Share, vocab_size: int, *, ordered: bool) -> None:
@@ -82,10 +84,12 @@ class ProcessGroup:
 
     def sum(self, x: Tensor) -> Tensor:
         if not self._ordered:
-            dist.all_reduce(x)
+            with _meeting():
+                dist.all_reduce(x)
             return x
         parts = [torch.empty_like(x) for _ in range(self._size)]
-        dist.all_gather(parts, x)
+        with _meeting():
+            dist.all_gather(parts, x)
         total = parts[0]
         for part in parts[1:]:
             total += part
@@ -96,14 +100,23 @@ class ProcessGroup:
         own = (places >= 0) & (places < len(self._vocab))
         found = F.embedding(torch.where(own, places, 0), table)
         rows = found.masked_fill_(~own[:, None], 0)
-        dist.all_reduce(rows)  # but for one rank's, all are zero: nothing is rounded
+        with _meeting():
+            dist.all_reduce(rows)  # but for one rank's, all are zero: nothing is rounded
         return rows
 
     def whole_logits(self, logits: Tensor) -> Tensor:
         padded = F.pad(logits, (0, max(self._widths) - logits.shape[1])).contiguous()
-        if self._rank:
-            dist.gather(padded)
+        parts = None if self._rank else [torch.empty_like(padded) for _ in range(self._size)]
+        with _meeting():
+            dist.gather(padded, parts)
+        if parts is None:
             return logits
-        parts = [torch.empty_like(padded) for _ in range(self._size)]
-        dist.gather(padded, parts)
         return torch.cat([part[:, :width] for part, width in zip(parts, self._widths, strict=True)], 1)
+
+
+@contextlib.contextmanager
+def _meeting() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as problem:
+        raise EngineError(f"a rank did not meet the others: {problem}") from problem

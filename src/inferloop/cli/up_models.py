@@ -1,0 +1,86 @@
+"""The models that `up` runs: the contract's one, or each of those that its routing names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from inferloop.cli import wire
+from inferloop.cli.gates import Gate
+from inferloop.contract.workload import Contract, ModelRef
+from inferloop.core.units import MIB, human_bytes
+from inferloop.fleet.decide.fit import MachineCapacity
+from inferloop.models.resolve import ModelFiles
+from inferloop.plan.memory import replica_memory
+
+
+def served_models(contract: Contract) -> dict[str, ModelRef]:
+    """By the names that the API has for them, the one that is measured first."""
+    routing = contract.routing
+    if routing is None:
+        return {contract.model.id: contract.model}
+    names = sorted((m.name for m in routing.models), key=lambda name: name != routing.default)
+    return {name: routing.model(name).ref for name in names}
+
+
+def asked_model(contract: Contract) -> str:
+    """The name that a client gives: with several models the service's own, which is routed."""
+    return contract.model.id if contract.routing is None else contract.service
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryJudged:
+    """`others_bytes` is what the models beside the measured one take, one replica of each."""
+
+    gate: Gate
+    others_bytes: int
+
+
+def judge_memory(
+    contract: Contract, files: Mapping[str, ModelFiles], machine: MachineCapacity, kv_memory_mib: int
+) -> MemoryJudged:
+    """Does one replica of every model fit beside the others? Refuses before anything is started what would be killed
+    once it is."""
+    tokens = max(int(c.input_tokens.points[-1][1] + c.output_tokens.points[-1][1]) for c in contract.traffic.classes)
+    models = served_models(contract)
+    told, taken, first, fits = [], 0, 0, True
+    for name, model in models.items():
+        header = files[name].header
+        weight_bytes, kv_bytes_per_token = wire.memory_needs(model, header)
+        needs = replica_memory(
+            header.shape,
+            memory_bytes=max(1, machine.memory_bytes - taken),
+            sequence_tokens=min(tokens, header.shape.context_length),
+            weight_bytes=weight_bytes,
+            kv_bytes_per_token=kv_bytes_per_token,
+        )
+        fits = fits and needs.fits
+        told.append(needs.reason if len(models) == 1 else f"{name}: {needs.reason}")
+        taken += needs.weight_bytes + needs.overhead_bytes + kv_memory_mib * MIB
+        first = first or taken
+    return MemoryJudged(Gate("memory", "pass" if fits else "fail", "; ".join(told)), taken - first)
+
+
+def beside(machine: MachineCapacity, others_bytes: int) -> MachineCapacity:
+    """What is left for the replicas of the measured model."""
+    return replace(machine, memory_bytes=max(0, machine.memory_bytes - others_bytes))
+
+
+def told_of_chats(files: Mapping[str, ModelFiles]) -> list[str]:
+    """Models that cannot be asked chats, in words."""
+    return [
+        f"{name} has no chat template: it completes texts, and chats that are escalated to it keep their first answer"
+        for name, one in files.items()
+        if one.header.chat_template is None
+    ]
+
+
+def told_of_sizes(contract: Contract, num_default: int, others_bytes: int) -> str | None:
+    """How the fleet of several models is sized, in words."""
+    if contract.routing is None:
+        return None
+    others = [name for name in served_models(contract) if name != contract.routing.default]
+    return (
+        f"{num_default} x {contract.routing.default}, which was measured, and one each of {', '.join(others)} "
+        f"({human_bytes(others_bytes)}), which were not"
+    )
