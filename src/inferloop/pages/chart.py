@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 from typing import Any
 
 
@@ -37,9 +38,10 @@ _ROOM_FOR_BANDS = 1.6
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points in the order of x; a None y is a gap. `connected` False draws markers alone. `band` has the (low, high) of
-    each point's interval, infinite where nothing bounds it, None where there is none. `faint` marks the points that
-    only scouted: they are drawn hollow. `crossed` marks those where the service fell behind: they are crossed out."""
+    """Points in the order of x; a None y is a gap. The line goes through the mean of what has the same x; `connected`
+    False draws markers alone. `band` has the (low, high) of each point's interval, infinite where nothing bounds it,
+    None where there is none. `faint` marks the points that only scouted: they are drawn hollow. `crossed` marks those
+    where the service fell behind: they are crossed out."""
 
     name: str
     x: tuple[float, ...]
@@ -135,7 +137,8 @@ def _figure(chart: Chart, palette: Palette) -> Any:
         source = ColumnDataSource({"x": [x for x, _ in kept], "y": [y for _, y in kept], "fill": alphas})
         _draw_band(plot, series, colour, top)
         if series.connected and len(kept) > 1:
-            plot.line("x", "y", source=source, color=colour, line_width=2, line_dash=DASHES[i % len(DASHES)])
+            x, y = zip(*_joined(kept, fmean), strict=True)
+            plot.line(x, y, color=colour, line_width=2, line_dash=DASHES[i % len(DASHES)])
         marks = plot.scatter(
             "x",
             "y",
@@ -204,8 +207,18 @@ def _draw_band(plot: Any, series: Series, colour: str, top: float) -> None:
     x, low, high = ([column[i] for column in told] for i in range(3))
     low, high = [max(v, 0.0) for v in low], [min(v, top) for v in high]
     if series.connected and len(x) > 1:
-        plot.varea(x=x, y1=low, y2=high, fill_color=colour, fill_alpha=0.14)
+        under, over = (_joined(list(zip(x, v, strict=True)), pick) for v, pick in ((low, min), (high, max)))
+        ends = {"x": [at for at, _ in under], "y1": [v for _, v in under], "y2": [v for _, v in over]}
+        plot.varea(**ends, fill_color=colour, fill_alpha=0.14)
     plot.segment(x0=x, y0=low, x1=x, y1=high, color=colour, line_alpha=0.55)
+
+
+def _joined(points: Sequence[tuple[float, float]], pick: Callable[[list[float]], float]) -> list[tuple[float, float]]:
+    """One point for each x: a line through levels of one rate would go up and down in place."""
+    at: dict[float, list[float]] = {}
+    for x, y in points:
+        at.setdefault(x, []).append(y)
+    return [(x, pick(found)) for x, found in at.items()]
 
 
 def _top(chart: Chart) -> float:

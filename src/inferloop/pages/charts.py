@@ -38,11 +38,19 @@ class Described:
         holder = f"plot-{self.anchor}"
         return tag(
             "figure",
-            tag("h3", self.title),
+            tag("h3", self.title, id=f"title-{self.anchor}"),
             legend(self.chart),
             data_block(f"data-{self.anchor}", both_schemes(self.chart)),
-            tag("div", id=holder, class_="plot", data_chart=f"data-{self.anchor}", role="img", aria_label=self.words),
+            tag(
+                "div",
+                id=holder,
+                class_="plot",
+                data_chart=f"data-{self.anchor}",
+                role="img",
+                aria_label=f"{self.title}. {self.words}",
+            ),
             tag("figcaption", self.words),
+            aria_labelledby=f"title-{self.anchor}",
         )
 
 
@@ -167,8 +175,7 @@ def _scouted(points: Sequence[Mapping[str, Any]]) -> tuple[bool, ...]:
 def _fell_behind(point: Mapping[str, Any]) -> bool:
     """More arrived than was completed, beyond chance: its latencies are as long as the window lets them be. By the
     level's own balance where it is told, else by the interval of what it achieved."""
-    slo = point.get("slo")
-    balance = slo.get("balance") if isinstance(slo, Mapping) else None
+    balance = point.get("balance")
     if isinstance(balance, Mapping):
         return balance.get("verdict") == "saturated"
     interval = point.get("achieved_interval")

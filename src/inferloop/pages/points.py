@@ -38,7 +38,7 @@ def points_table(points: Sequence[Json]) -> Markup:
             "yes" if p.get("certified") else "no",
         ]
         if balanced:
-            row.append(str(mapping(p.get("balance")).get("reason") or ABSENT))
+            row.append(_queue(mapping(p.get("balance"))))
         rows.append([*row, verdict(_verdict(p))] if judged else row)
     columns = [
         Column("Load offered"),
@@ -50,8 +50,20 @@ def points_table(points: Sequence[Json]) -> Markup:
         Column("p95 certified", True),
     ]
     if balanced:
-        columns.append(Column("Arrivals against completions"))
+        columns.append(Column("Queue: arrivals, completions/s"))
     return table("Load points, in the order in which they ran", [*columns, Column("SLO")] if judged else columns, rows)
+
+
+def _queue(balance: Json) -> Child:
+    """Short, so that it stays on its line where the page is narrow."""
+    if not balance:
+        return ABSENT
+    arrived, completed = number(balance.get("arrived_qps")), number(balance.get("completed_qps"))
+    verdict = _QUEUES.get(str(balance.get("verdict")), ABSENT)
+    return tag("span", f"{verdict}: {arrived}, {completed}", class_="nowrap", title=str(balance.get("reason") or ""))
+
+
+_QUEUES = {"saturated": "grows", "sustained": "holds", "undecided": "too short to tell"}
 
 
 def percentiles_table(points: Sequence[Json]) -> Markup:

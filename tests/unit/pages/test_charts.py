@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from inferloop.measure.timing import Chunk, RequestTiming
-from inferloop.pages.chart import DARK, LIGHT, Span, both_schemes
+from inferloop.pages.chart import DARK, LIGHT, Span, _joined, both_schemes
 from inferloop.pages.charts import frontier_charts, over_time
 from inferloop.pages.style import CSS
 from inferloop.pages.waterfall import round_step
@@ -48,7 +49,7 @@ def test_a_full_service_stands_at_the_rate_that_was_asked_for() -> None:
     """Achieved rates stand still beyond capacity and would fold the line back on itself."""
     offered = [(2.0, 2.0), (8.0, 6.0), (6.0, 6.1)]
     points = [{**point("open", got, 10 * asked, 20 * asked), "offered_qps": asked} for asked, got in offered]
-    points[1]["slo"] = {"balance": {"verdict": "saturated"}}
+    points[1]["balance"] = {"verdict": "saturated"}
     found: dict[str, Any] = {"qps": 6.5, "low": 6.0, "high": 8.0, "interval": {"low": 6.2, "high": 6.9}}
     ttft, tokens = frontier_charts(points, TTFT, found)
     assert ttft.chart.series[0].x == tokens.chart.series[0].x == (2.0, 6.0, 8.0)
@@ -65,7 +66,7 @@ def test_a_level_fell_behind_when_certainly_less_was_completed_than_arrived() ->
     for p, arrived, high in zip(points, (29.3, 54.8, 50.0), (34.1, 49.5, None), strict=True):
         p |= {"arrival_qps": arrived, "achieved_interval": {"low": 20.0, "high": high}}
     assert frontier_charts(points, TTFT)[0].chart.series[0].crossed == (False, True, False)
-    points[1]["slo"] = {"balance": {"verdict": "sustained"}}
+    points[1]["balance"] = {"verdict": "sustained"}
     assert frontier_charts(points, TTFT)[0].chart.series[0].crossed == (False, False, False), "the balance knows better"
 
 
@@ -115,3 +116,9 @@ def test_intervals_become_bands_and_scouts_are_hollow() -> None:
     assert "VArea" not in str(both_schemes(made.chart)), "one interval is a whisker"
     points[1]["ttft_ms"]["intervals"] = {"p95": {"low": 450.0, "high": 620.0}}
     assert "VArea" in str(both_schemes(frontier_charts(points, TTFT)[0].chart))
+
+
+def test_a_line_does_not_go_up_and_down_at_one_rate() -> None:
+    assert _joined([(1.0, 4.0), (2.0, 5.0), (2.0, 9.0), (3.0, 1.0)], max) == [(1.0, 4.0), (2.0, 9.0), (3.0, 1.0)]
+    assert _joined([(2.0, 5.0), (2.0, 9.0)], fmean) == [(2.0, 7.0)]
+    assert _joined([], min) == []
