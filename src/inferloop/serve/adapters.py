@@ -60,6 +60,10 @@ class AdapterEndpoints:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
 
+    @property
+    def are_on(self) -> bool:
+        return self._replica.config.adapter_folder is not None and self._replica.info.takes_adapters
+
     async def load(self, request: Request) -> Response:
         """Answers with the adapter as /v1/models tells it."""
         host, folder = self._host()
@@ -83,7 +87,7 @@ class AdapterEndpoints:
 
     def _host(self) -> tuple[AdapterHost, Path]:
         generator, folder = self._replica.generator, self._replica.config.adapter_folder
-        if folder is None or not self._replica.info.takes_adapters or not isinstance(generator, AdapterHost):
+        if folder is None or not self.are_on or not isinstance(generator, AdapterHost):
             raise AdaptersOffError
         return generator, folder
 

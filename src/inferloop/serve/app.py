@@ -53,7 +53,8 @@ def build_app(
     document = functools.cache(openapi_document)  # most servers are never asked for it
 
     async def openapi(_: Request) -> Response:
-        return json_response(document(batches=batches is not None))
+        told = document(batches=batches is not None, adapters=adapters.are_on)
+        return json_response(told)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

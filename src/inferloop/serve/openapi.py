@@ -27,14 +27,16 @@ _OK: dict[str, tuple[str, Any, Any, str]] = {
     "/v1/completions/render": ("post", wire.CompletionRequest, list[Rendered], "Show what each prompt comes to."),
     "/v1/responses/render": ("post", ResponsesRequest, Rendered, "Show what a responses request comes to."),
     "/v1/requests/{request_id}/cancel": ("post", None, replies.Cancelled, "End what runs under an x-request-id."),
-    "/v1/load_lora_adapter": ("post", LoadAdapterRequest, replies.Model, "Load an adapter, or replace one."),
-    "/v1/unload_lora_adapter": ("post", UnloadAdapterRequest, replies.AdapterUnloaded, "Unload an adapter."),
     "/identity": ("get", None, None, "The serving identity: everything that decides what text comes out."),
     "/tokenize": ("post", replies.TokenizeRequest, replies.TokenizeResponse, "Text or conversation to token ids."),
     "/detokenize": ("post", replies.DetokenizeRequest, replies.DetokenizeResponse, "Token ids to text."),
     "/health/live": ("get", None, replies.Live, "The process answers."),
     "/health/ready": ("get", None, replies.Ready, "A real token was produced; 503 before that and while draining."),
     "/health/progress": ("get", None, replies.Progress, "Step counter and queue."),
+}
+_ADAPTERS: dict[str, tuple[str, Any, Any, str]] = {
+    "/v1/load_lora_adapter": ("post", LoadAdapterRequest, replies.Model, "Load an adapter, or replace one."),
+    "/v1/unload_lora_adapter": ("post", UnloadAdapterRequest, replies.AdapterUnloaded, "Unload an adapter."),
 }
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _ATTEMPTED = (*_STREAMED, "/v1/embeddings")
@@ -80,17 +82,18 @@ _REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def openapi_document(*, batches: bool = False) -> dict[str, Any]:
-    """An OpenAPI 3.1 document; with the paths of batch jobs when the server keeps them."""
-    jobs = _BATCH if batches else []
-    types: set[Any] = {t for _, request, answer, _ in _OK.values() for t in (request, answer) if t is not None}
+def openapi_document(*, batches: bool = False, adapters: bool = False) -> dict[str, Any]:
+    """An OpenAPI 3.1 document; with the paths of batch jobs when the server keeps them, and those of adapters when it
+    loads any while it runs."""
+    jobs, plain = _BATCH if batches else [], _OK | (_ADAPTERS if adapters else {})
+    types: set[Any] = {t for _, request, answer, _ in plain.values() for t in (request, answer) if t is not None}
     types |= {t for _, _, request, answer, _ in jobs for t in (request, answer) if t is not None}
     types.add(replies.ErrorResponse)
     ordered = sorted(types, key=lambda t: t.__name__)
     refs, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     schema_of: dict[Any, Any] = dict(zip(ordered, refs, strict=True))
     paths: dict[str, Any] = {}
-    for path, (method, request, answer, summary) in _OK.items():
+    for path, (method, request, answer, summary) in plain.items():
         paths[path] = {method: _operation(path, summary, request, answer, schema_of)}
     for path, method, body, reply, summary in jobs:
         operation = _operation(path, summary, body, reply, schema_of)

@@ -247,6 +247,9 @@ async def test_nothing_is_loaded_over_http_unless_a_folder_is_named(serve: Serve
         assert await server.names() == ["m", "A"]
     async with serve(max_adapters=0) as server:
         assert (await server.load("A", "a"))[0] == 501
+        assert "/v1/load_lora_adapter" not in (await server.call("/openapi.json"))[1]["paths"]
+    async with serve() as server:
+        assert "/v1/unload_lora_adapter" in (await server.call("/openapi.json"))[1]["paths"]
 
 
 async def test_an_answer_ends_on_the_adapter_that_it_began_with(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

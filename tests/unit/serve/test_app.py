@@ -173,9 +173,10 @@ async def test_identity_and_models_agree() -> None:
 
 
 async def test_every_route_is_described_and_every_description_is_a_route() -> None:
-    """Those of batch jobs are there, too, in a document of their own: without them they only say how to get them."""
+    """Those of batch jobs and adapters are there, too, in a document of their own: where a server has none of them they
+    only say how to get them."""
     app = make()
-    document, whole = openapi_document(), openapi_document(batches=True)
+    document, whole = openapi_document(), openapi_document(batches=True, adapters=True)
     described = {(path, m.upper()) for path, methods in whole["paths"].items() for m in methods}
     routes = {
         (route.path.replace(":path", ""), method)  # type: ignore[attr-defined]
@@ -184,7 +185,7 @@ async def test_every_route_is_described_and_every_description_is_a_route() -> No
     }
     assert described == routes
     assert {path for path in whole["paths"] if path not in document["paths"]} == {
-        path for path in whole["paths"] if path.startswith(("/v1/files", "/v1/batches"))
+        path for path in whole["paths"] if path.startswith(("/v1/files", "/v1/batches", "/v1/load_", "/v1/unload_"))
     }
     schemas = document["components"]["schemas"]
     chat = schemas["ChatRequest"]
