@@ -82,7 +82,8 @@ def watch(model: str, runner: str, cache: str) -> Seen:
 def resident(status: Path) -> dict[str, int]:
     """Bytes."""
     fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return {name: 1024 * int(fields[name].split()[0]) for name in ("VmHWM", "VmRSS", "RssAnon", "RssFile")}
+    names = ("VmHWM", "VmRSS", "RssAnon", "RssFile")
+    return {name: 1024 * int(fields.get(name, "0").split()[0]) for name in names}  # who has ended has none
 
 
 def load_one(model: str, runner: str, cache: str) -> None:

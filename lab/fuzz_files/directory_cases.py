@@ -77,7 +77,7 @@ def case(rng: random.Random, samples: list[Files]) -> Files:
 def _json(rng: random.Random, data: bytes) -> bytes:
     try:
         value: Any = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return damaged_bytes(rng, data, 2048)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         value = damaged_json(rng, value)
@@ -100,7 +100,7 @@ def _weights(rng: random.Random, data: bytes) -> bytes:
     length = struct.unpack("<Q", data[:8])[0]
     try:
         header: Any = json.loads(data[8 : 8 + length])
-    except ValueError:
+    except (ValueError, RecursionError):
         return damaged_bytes(rng, data, 4096)
     fate = rng.random()
     if fate < 0.8:
@@ -112,7 +112,7 @@ def _weights(rng: random.Random, data: bytes) -> bytes:
             text = "{" + json.dumps(name) + ": " + json.dumps(header[name]) + ", " + text[1:]
     elif fate < 0.9:  # many tensors of nothing, or lists in lists
         num = rng.choice((100, 3000))
-        if rng.random() < 0.5:
+        if rng.random() < 0.5 and isinstance(header, dict):
             header |= {f"t{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(num)}
             text = json.dumps(header)
         else:

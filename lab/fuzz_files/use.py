@@ -11,7 +11,8 @@ from inferloop.engine.compute.native.pack import _filler
 from inferloop.engine.compute.native.packfile import pack_in_memory
 from inferloop.engine.compute.native.plan import plan_packing
 from inferloop.engine.text.codec import Codec
-from inferloop.models.resolve import resolve
+from inferloop.engine.text.tokenizer import load_tokenizer
+from inferloop.models.resolve import ModelFiles, resolve
 
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "ab 12 <end> 世"}]
 ALLOWED_TIMES = 4
@@ -30,15 +31,14 @@ class Outcome:
     bug: str | None = None
 
 
-def load(path: Path) -> Codec:
+def load(path: Path) -> ModelFiles:
     """Header, tokenizer, a text, and all weights packed. Raises InferloopError."""
     files = resolve(str(path))
-    codec = Codec(files)
-    ids = codec.encode_text("ab 12 <end> 世")
-    codec.decode(ids, skip_special=False)
+    tokenizer = load_tokenizer(files)
+    tokenizer.decode(tokenizer.encode("ab 12 <end> 世", allow_special=True), skip_special=False)
     plan = plan_packing(files.header, "stored")
     pack_in_memory(plan.layout, _filler(plan, files.header, "stored", None))
-    return codec
+    return files
 
 
 def judge(path: Path) -> Outcome:
@@ -48,9 +48,10 @@ def judge(path: Path) -> Outcome:
     peaks, allowed = [0], [ALLOWED_BYTES["gguf" if path.is_file() else "directory"], ALLOWED_CHAT_BYTES]
     tracemalloc.start()
     try:
-        codec = load(path)
+        files = load(path)
         peaks = [tracemalloc.get_traced_memory()[1]]
         tracemalloc.reset_peak()
+        codec = Codec(files)  # which tries the template
         if codec.template is not None:
             codec.encode_chat(MESSAGES, max_tokens=10_000)
     except InferloopError as problem:

@@ -298,3 +298,16 @@ def test_a_configuration_of_megabytes_is_refused_unread(tiny_directory: Write) -
     (folder / "config.json").write_text('{"a": [' + "[]," * 2_000_000 + "[]]}")
     with pytest.raises(ModelFileError, match=r"config\.json: is longer than 4194304 bytes"):
         read_header(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors"])
+def test_half_a_character_is_refused_where_it_is_read(tiny_directory: Write, name: str) -> None:
+    folder = tiny_directory()
+    if name == "model.safetensors":
+        header = b'{"\\ud800": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}'
+        (folder / name).write_bytes(struct.pack("<Q", len(header)) + header)
+    else:
+        kept = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**kept, "chat_template": "{{ '\ud800' }}"}))
+    with pytest.raises(ModelFileError, match=rf"{name}: cannot be read as .*surrogates not allowed"):
+        read_header(folder)

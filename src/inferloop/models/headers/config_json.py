@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from inferloop.core.errors import ModelFileError
 from inferloop.core.shape import Experts, ModelShape
 from inferloop.models.headers.families import FAMILIES, Family, family_of_config
 from inferloop.models.headers.fields import Fields
+from inferloop.models.headers.json_text import parse_json
 from inferloop.models.headers.structure import Activation, RopeSpec, Structure
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -54,7 +54,7 @@ def read_json_object(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, 
     try:
         if path.stat().st_size > max_bytes:
             raise ModelFileError(f"{path}: is longer than {max_bytes} bytes")
-        value = json.loads(path.read_text("utf-8"))
+        value = parse_json(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelFileError(f"{path.parent}: not a Hugging Face model directory, it has no {path.name}") from None
     except (OSError, ValueError, RecursionError) as problem:

@@ -82,7 +82,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFileError(f"{index}: weight_map is missing or empty")
     for name in weight_map.values():
-        if not isinstance(name, str) or not name or name != Path(name).name or "\0" in name:
+        if not isinstance(name, str) or not name or name != Path(name).name or "\0" in name or len(name) > 255:
             raise ModelFileError(f"{index}: weight_map must name files of this directory")
     return weight_map
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
 from inferloop.models.headers.dtypes import SAFETENSORS_TYPES
 from inferloop.models.headers.header import TensorInfo
+from inferloop.models.headers.json_text import parse_json
 
 _MAX_HEADER_BYTES = 100_000_000
 _ANY_HEADER_BYTES, _HEADER_SHARE = 1 << 18, 8
@@ -27,7 +27,7 @@ def read_safetensors(path: Path) -> dict[str, TensorInfo]:
                 raise ModelFileError(f"{path}: truncated or damaged: its header cannot be {length} bytes long")
             if length > _ANY_HEADER_BYTES + size // _HEADER_SHARE:
                 raise ModelFileError(f"{path}: its header is {length} bytes long, too much of {size} in all")
-            header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_unique)
+            header = parse_json(file.read(length).decode("utf-8"), _unique)
     except ModelFileError:
         raise
     except (OSError, ValueError, RecursionError) as problem:
