@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import platform
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,16 +18,12 @@ from inferloop.cli.adapters import (
     RankOption,
     adapter_options,
 )
-from inferloop.cli.common import CacheDirOption, is_interactive, stderr, verb
+from inferloop.cli.common import CacheDirOption, verb
 from inferloop.core.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from inferloop.backends.native_load import NativeOptions
-    from inferloop.backends.openvino_pipeline import OpenVinoOptions
     from inferloop.backends.scripted import Script
-    from inferloop.fleet.act.ranks import RankProcesses
-    from inferloop.models.headers import ModelHeader
-    from inferloop.serve.config import ServeConfig
 
 
 _MAX_S = 86400.0
@@ -224,6 +217,7 @@ def serve(
     Example: inferloop serve smollm2-135m-instruct --port 8000
     """
     from inferloop.backends.native_load import NativeOptions
+    from inferloop.cli.serve_run import Asked, run
     from inferloop.serve.config import ServeConfig
 
     if capture is not Capture.none and events is None:
@@ -285,103 +279,21 @@ def serve(
     )
     if backend is Backend.openvino:
         _refuse_for_openvino(options)
-    played = parse_script(script or []) if backend is Backend.scripted else None
-    other = (engine_packages,) if backend is Backend.openvino else None
-    _run(
-        model, served_model_name, cache_dir, options, played, config, events, batch_dir, (host, port), port_file, other
+    asked = Asked(
+        model=model,
+        served_model_name=served_model_name,
+        cache_dir=cache_dir,
+        options=options,
+        config=config,
+        script=parse_script(script or []) if backend is Backend.scripted else None,
+        is_openvino=backend is Backend.openvino,
+        engine_packages=engine_packages,
+        events=events,
+        batch_dir=batch_dir,
+        address=(host, port),
+        port_file=port_file,
     )
-
-
-def _run(
-    model: str,
-    served_model_name: str | None,
-    cache_dir: Path | None,
-    options: NativeOptions,
-    script: Script | None,
-    config: ServeConfig,
-    events: Path | None,
-    batch_dir: Path | None,
-    address: tuple[str, int],
-    port_file: Path | None,
-    openvino: tuple[Path | None] | None,
-) -> None:
-    """Take the port, open the files, only then load the model: what can fail fast fails first. `openvino`: use that
-    instead of our engine, imported from there."""
-    from inferloop.records.sink import DropSink, JsonlSink
-    from inferloop.serve.app import build_app
-    from inferloop.serve.batch.folder import Folder
-    from inferloop.serve.batch.service import BatchConfig, places_for_rows
-    from inferloop.serve.run import bind
-    from inferloop.serve.run import serve as run_server
-
-    name = served_model_name or model
-
-    def tell(url: str) -> None:
-        stderr.print(f"serving {name} on {url}  (Ctrl-C stops it when running requests are done)", markup=False)
-
-    with bind(*address) as sock, contextlib.ExitStack() as stack:
-        batch = None
-        if batch_dir is not None:
-            folder = stack.enter_context(contextlib.closing(Folder(batch_dir)))
-            max_running = options.max_sequences if script is None else script.max_concurrency
-            max_waiting = options.max_waiting if script is None else script.max_waiting
-            batch = BatchConfig(folder, places_for_rows(max_running, max_waiting), max_running + max_waiting)
-        run = functools.partial(run_server, sock=sock, port_file=port_file, tell=tell if is_interactive() else None)
-        sink = DropSink() if events is None else JsonlSink(events)
-        content_sink = None if config.content_path is None else JsonlSink(config.content_path)
-        if script is not None:
-            from inferloop.backends.scripted import ScriptedGenerator
-            from inferloop.engine.text.answer import untaught_style
-
-            style = untaught_style(options.tool_call_parser, options.reasoning_parser)
-            scripted = ScriptedGenerator(script, model_id=name, answer_style=style)
-            run(build_app(scripted, config, sink, content_sink=content_sink, batch=batch))
-            return
-        from inferloop.cli.models import model_progress
-        from inferloop.models.resolve import resolve
-
-        with model_progress() as progress:
-            files = resolve(model, cache_dir=cache_dir, progress=progress)
-        if openvino is not None:
-            from inferloop.backends.openvino import load_openvino
-
-            made = load_openvino(files, _openvino_options(options, *openvino), served_name=name, cache_dir=cache_dir)
-            made.start()
-            try:
-                run(build_app(made, config, sink, content_sink=content_sink, batch=batch))
-            finally:
-                made.stop()
-            return
-        from inferloop.backends.native_load import load_native
-
-        processes = stack.enter_context(_ranks(options, files.header))
-        ranks = None if processes is None else processes.ranks
-        with model_progress() as progress:
-            native = load_native(files, options, served_name=served_model_name, progress=progress, ranks=ranks)
-        if processes is not None:
-            processes.watch()
-        native.start()
-        try:
-            app = build_app(native, config, sink, content_sink=content_sink, batch=batch)
-            run(app, lost=None if ranks is None else ranks.lost)
-        finally:
-            native.stop()
-
-
-@contextlib.contextmanager
-def _ranks(options: NativeOptions, header: ModelHeader) -> Iterator[RankProcesses | None]:
-    """The processes beside this one, started while this one gets itself ready; None where it is to compute alone.
-    Raises UsageError for what they could not share, LaunchError when they cannot be started."""
-    size = options.tensor_parallel_size
-    if size == 1:
-        yield None
-        return
-    from inferloop.backends.native_choice import check_parallel
-    from inferloop.fleet.act.ranks import RankProcesses
-
-    check_parallel(header, options)
-    with RankProcesses(size) as processes:
-        yield processes
+    run(asked)
 
 
 def _refuse_for_openvino(options: NativeOptions) -> None:
@@ -395,13 +307,6 @@ def _refuse_for_openvino(options: NativeOptions) -> None:
     ):
         if getattr(options, name) != getattr(default, name):
             raise UsageError(f"--backend openvino has no {name.replace('_', ' ')}: leave that option out")
-
-
-def _openvino_options(options: NativeOptions, packages: Path | None) -> OpenVinoOptions:
-    from inferloop.backends.openvino_pipeline import OpenVinoOptions
-
-    names = [field.name for field in dataclasses.fields(OpenVinoOptions) if field.name != "packages"]
-    return OpenVinoOptions(packages, **{name: getattr(options, name) for name in names})
 
 
 def parse_script(pairs: list[str]) -> Script:

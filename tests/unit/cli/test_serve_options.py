@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from inferloop.cli import serve
+from inferloop.cli import serve_run
 from inferloop.cli.main import app
+from inferloop.cli.serve_run import Asked
 from inferloop.models.resolve import ModelFiles
 
 
@@ -23,11 +24,11 @@ from inferloop.models.resolve import ModelFiles
 def test_what_computes_and_in_what_arrives(
     flags: list[str], chosen: tuple[str, str, str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(serve, "_run", lambda *args: seen.extend(args))
+    seen: list[Asked] = []
+    monkeypatch.setattr(serve_run, "run", seen.append)
     result = CliRunner().invoke(app, ["serve", "m", *flags])
     assert result.exit_code == 0, result.output
-    options = next(value for value in seen if hasattr(value, "kv_dtype"))
+    options = seen[0].options
     assert (options.compute, options.dtype, options.kv_dtype, options.deterministic) == chosen
 
 
@@ -40,12 +41,12 @@ def test_what_computes_and_in_what_arrives(
     ],
 )
 def test_parsers_have_vllms_names(flags: list[str], parsers: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(serve, "_run", lambda *args: seen.extend(args))
+    seen: list[Asked] = []
+    monkeypatch.setattr(serve_run, "run", seen.append)
     result = CliRunner().invoke(app, ["serve", "m", *flags])
     assert result.exit_code == 0, result.output
-    told = [(v.tool_call_parser, v.reasoning_parser) for v in seen if hasattr(v, "tool_call_parser")]
-    assert told == [parsers]
+    options = seen[0].options
+    assert (options.tool_call_parser, options.reasoning_parser) == parsers
 
 
 def test_a_second_tier_of_the_prefix_cache_needs_the_first(tmp_path: Path) -> None:
@@ -81,14 +82,14 @@ def test_what_ranks_cannot_share_is_refused_before_one_is_started(
 
 
 def test_queue_pace_and_time_flags_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(serve, "_run", lambda *args: seen.extend(args))
+    seen: list[Asked] = []
+    monkeypatch.setattr(serve_run, "run", seen.append)
     flags = ["--max-num-waiting-tokens", "1000", "--tpot-objective-ms", "40", "--max-ttft-ms", "900"]
     result = CliRunner().invoke(app, ["serve", "m", *flags, "--request-timeout-s", "30"])
     assert result.exit_code == 0, result.output
-    options = next(value for value in seen if hasattr(value, "max_waiting_tokens"))
+    options = seen[0].options
     assert (options.max_waiting_tokens, options.tpot_objective_ms, options.max_ttft_ms) == (1000, 40.0, 900.0)
-    assert [value.request_timeout_s for value in seen if hasattr(value, "request_timeout_s")] == [30.0]
+    assert seen[0].config.request_timeout_s == 30.0
     assert CliRunner().invoke(app, ["serve", "m", "--tpot-objective-ms", "0"]).exit_code == 2
 
 
@@ -106,6 +107,6 @@ def test_queue_pace_and_time_flags_arrive(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_no_clock_or_memory_can_hold_is_refused_by_name(
     flag: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "_run", lambda *_: None)
+    monkeypatch.setattr(serve_run, "run", lambda _: None)
     result = CliRunner().invoke(app, ["serve", "m", flag, value])
     assert (result.exit_code, flag in result.output) == (2, True), result.output
