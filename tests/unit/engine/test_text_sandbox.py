@@ -58,7 +58,8 @@ def render(source: str) -> str:
     ],
 )
 def test_what_would_take_all_time_or_memory_is_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_ROUNDS", 20_000)
+    monkeypatch.setattr(sandbox, "MAX_ROUNDS", 2_000)
+    monkeypatch.setattr(sandbox, "_MAX_NODES", 2_000)
     tracemalloc.start()
     with pytest.raises(RequestError, match="chat template refuses these messages"):
         render(source)
