@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 @dataclass
 class Behaviour:
     """`owner` is whose the models are. `lies` is added to what `usage` says. `busy_flushes`: how many requests to empty
-    the cache are turned away at first."""
+    the cache are turned away at first. `delay_s` is how long each answer takes, by how many of its salt came before."""
 
     owner: str = "nobody"
     lies: dict[str, int] = field(default_factory=dict)
@@ -22,8 +24,10 @@ class Behaviour:
     busy_flushes: int = 0
     flushed_after: list[int] = field(default_factory=list)
     """The number of answers before each time that the cache was emptied."""
+    delay_s: Callable[[str, int], float] | None = None
     salts: list[str | None] = field(default_factory=list)
     num_answers: int = 0
+    num_of_salt: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
     known: dict[Any, Any] = field(default_factory=dict)
     url: str = ""
@@ -84,6 +88,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         ids = tokens(body)
         cached = b.look_up(ids, body.get("cache_salt"))
+        if b.delay_s is not None:
+            salt = body.get("cache_salt") or ""
+            with b.lock:
+                number = b.num_of_salt[salt]
+                b.num_of_salt[salt] += 1
+            time.sleep(b.delay_s(salt, number))
         said: list[dict[str, Any]] = [
             {"choices": [{"index": 0, "delta": {"content": " w"}}]} for _ in range(body["max_tokens"])
         ]

@@ -43,6 +43,7 @@ class Door:
 
     app: ASGIApp
     open_paths: tuple[str, ...] = ()
+    key: str = KEY
     url: str = ""
     refused: list[str] = field(default_factory=list)
     entered: list[str] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             came_with = dict(scope["headers"]).get(b"authorization", b"")
-            if came_with != f"Bearer {KEY}".encode() and scope["path"] not in self.open_paths:
+            if came_with != f"Bearer {self.key}".encode() and scope["path"] not in self.open_paths:
                 self.refused.append(scope["path"])
                 text = json.dumps({"error": {"message": f"not with {came_with.decode()}"}}).encode()
                 head = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
@@ -78,13 +79,19 @@ def behind(door: Door) -> Iterator[Door]:
             assert not thread.is_alive()
 
 
+@contextlib.contextmanager
+def a_door(jobs_folder: Path, key: str = KEY) -> Iterator[Door]:
+    generator = ScriptedGenerator(Script(ttft_ms=2, tpot_ms=0.5), model_id="demo")
+    with contextlib.closing(Folder(jobs_folder)) as jobs:
+        app = build_app(generator, ServeConfig(), DropSink(), batch=BatchConfig(jobs))
+        with behind(Door(app, key=key)) as found:
+            yield found
+
+
 @pytest.fixture
 def door(tmp_path: Path) -> Iterator[Door]:
-    generator = ScriptedGenerator(Script(ttft_ms=2, tpot_ms=0.5), model_id="demo")
-    with contextlib.closing(Folder(tmp_path / "jobs")) as jobs:
-        app = build_app(generator, ServeConfig(), DropSink(), batch=BatchConfig(jobs))
-        with behind(Door(app)) as found:
-            yield found
+    with a_door(tmp_path / "jobs") as found:
+        yield found
 
 
 @dataclass
@@ -100,9 +107,9 @@ class Told:
         return str(json.loads(self.out)["error"]["message"])
 
 
-def inferloop(tmp_path: Path, *words: str, key: str | None = KEY) -> Told:
+def inferloop(tmp_path: Path, *words: str, key: str | None = KEY, **more: str) -> Told:
     env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY") and "_API_KEY_" not in k}
-    env |= {} if key is None else {"INFERLOOP_API_KEY": key}
+    env |= more | ({} if key is None else {"INFERLOOP_API_KEY": key})
     out, err = tmp_path / "out.txt", tmp_path / "err.txt"
     commands: set[str] = set()
     with out.open("w") as stdout, err.open("w") as stderr:
@@ -227,3 +234,23 @@ def test_compare_gets_in_beside_a_target_that_it_launches(tmp_path: Path, door: 
     assert any("certificate was not checked" in note for note in summary["notes"])
     assert all(not p["errors"]["by_class"] for p in summary["points"])
     assert_nowhere(KEY, told, tmp_path / "runs")
+
+
+def test_each_target_of_a_comparison_gets_its_own_key(tmp_path: Path, door: Door, contract_file: Path) -> None:
+    """The second its own, the third what all have: nobody sees a key that is meant for somebody else."""
+    second = "sk-second-77c01f"
+    with a_door(tmp_path / "jobs2", second) as other, a_door(tmp_path / "jobs3") as third:
+        targets = f"{door.url},{other.url},{third.url}"
+        words = ["compare", str(contract_file), "--targets", targets, "--runs-dir", str(tmp_path / "runs")]
+        words += ["--rates", "20", "--rounds", "2", "--window-s", "0.5", "--insecure"]
+        told = inferloop(tmp_path, *words, INFERLOOP_API_KEY_B=second)
+        summary = json.loads(told.out)
+        assert not door.refused and not other.refused and not third.refused
+        assert all(d.entered.count("/v1/chat/completions") > 10 for d in (door, other, third))
+        assert [t["label"] for t in summary["targets"]] == ["A", "B", "C"]
+        for key in (KEY, second):
+            assert_nowhere(key, told, tmp_path / "runs")
+
+        refused = inferloop(tmp_path, *words)
+        assert (refused.code, "does not know the API key (HTTP 401)" in refused.message) == (3, True)
+        assert other.url in refused.message and "INFERLOOP_API_KEY" in refused.message and KEY not in refused.message
