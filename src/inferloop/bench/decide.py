@@ -33,6 +33,11 @@ _NUM_CERTIFIED = 2
 _SCOUT_SHARE = 0.35
 _NUM_SCOUTS = 4
 """That share the scouts' time."""
+_NARROWING = 80
+"""Requests that a scout should have, to narrow what is a bracket already: of a slow service fewer do."""
+_NUM_REFINING = 2
+"""Levels that share what time is left, where nothing was saturated: long ones know more than many short ones. What a
+service sustains drifts, and is better seen often."""
 _LEAST_REQUESTS = 24
 _SCOUT_FLOORS, _FLOORS = 2.0, 4.0
 """Times the floor: what a scout and a certified point have at most."""
@@ -106,6 +111,10 @@ def _scout_rate(frontier: Frontier, limits: Limits) -> float | None:
     if not points:
         return on_grid(limits.first_qps)
     low, high = _bracket(points)
+    if low is not None and high is not None:
+        num_useful = _SCOUT_SHARE * limits.search_s * math.sqrt(low * high) / _NARROWING
+        if num_useful < _NUM_SCOUTS and len(points) >= max(1.0, num_useful):
+            return None
     if high is None:
         assert low is not None
         up = on_grid(max(low, *(p.asked_qps or 0.0 for p in points)) * _STEP_UP)
@@ -153,8 +162,11 @@ def _certify(frontier: Frontier, num_left: int, left_s: float, limits: Limits) -
             if p.verdict != "fail" and not p.is_scout and p.offered_qps >= rate / 1.02:
                 rate = on_grid(p.offered_qps * _FURTHER)
     least_s = limits.floor / rate
-    num_shares = num_left if is_over else min(num_left, 3 - has_low - has_high)
-    window_s = min(_window_s(left_s / num_shares, limits), max(_FLOORS * limits.floor, _TELLING) / rate)
+    most = max(_FLOORS * limits.floor, _TELLING) / rate
+    num_shares = num_left if is_over else max(1, min(num_left, 3 - has_low - has_high))
+    if is_over and found is not None and found.limit == "latency" and frontier.sustained() is None:
+        num_shares, most = min(num_left, _NUM_REFINING), math.inf
+    window_s = min(_window_s(left_s / num_shares, limits), most)
     window_s = max(window_s, least_s)
     if window_s > _window_s(left_s, limits):
         return Done(f"the budget left no time to certify {rate:.3g} queries/s", is_short=not is_over)

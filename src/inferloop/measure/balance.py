@@ -60,6 +60,8 @@ class Balance:
     num_requests: int
     span_s: float
     """Of the whole window."""
+    turnovers: float | None = None
+    """How often what is in flight was exchanged: the window, in mean times from arrival to completion (Little)."""
 
     @property
     def reason(self) -> str:
@@ -123,6 +125,7 @@ def balance_of(requests: Requests, since_ns: int | None = None, until_ns: int | 
         tolerance=tolerance,
         num_requests=num,
         span_s=(last - first) / NS_PER_S,
+        turnovers=num / max(float(in_flight.mean()), 1e-9),
     )
 
 

@@ -22,24 +22,29 @@ from typing import Literal
 import numpy as np
 
 from inferloop.measure.columns import Floats
-from inferloop.measure.sustained import Sustained
+from inferloop.measure.sustained import DRIFT, Sustained
 
 CONFIDENCE = 0.95
 _Z = 1.96
 _MOST = 3.0
 """A latency of a quarter of the limit: beyond that a level says nothing of the edge."""
 _LEAST_ERROR = 0.02
-_SHORT = 2.0
-"""Times its error, what a scout counts for: a short level starts empty and sees few of the long waits."""
-_WIDER = 2.25
-"""Errors of margins are taken so much larger: those of few correlated requests scatter more than their bootstrap says.
-Set on simulated M/M/1 queues."""
+_WIDER, _SHORT = 2.25, 2.0
+"""Errors of margins are taken so much larger, those of scouts once more: those of few correlated requests scatter more
+than their bootstrap says. Set on simulated queues."""
+_LEAST_WIDER, _MOST_WIDER, _CORRELATED = 1.15, 1.9, 330.0
+"""The same by the turnovers of a level, where they are known."""
+_STARTING, _MOST_STARTING = 6.0, 0.5
+"""A window begins with less in flight than the load keeps there, and the mean of a reciprocal is above the reciprocal
+of the mean: limit / latency is too large by such a number of turnovers over those of the window, at most by half."""
 _NEAR = math.log(1.8)
 _ROUNDS = 8
 _NUM_DRAWS = 4000
 _STEEPNESS = 0.5
 _SHAPE = 0.35
 """Standard error, in parts of the gap between the neighbours of the edge, of taking the way between for straight."""
+_UNKNOWN = 0.03
+"""Standard error, as a share, of what neither the line nor the drift tells. Set on simulated servers that batch."""
 _BEYOND = 1.5
 """How far outside the measured rates an end of the interval may lie, as a factor."""
 
@@ -53,6 +58,18 @@ class Level:
     low: float
     high: float
     is_scout: bool = False
+    turnovers: float | None = None
+    """Of its window, see Balance: how long it was for a queue in front of one server. None where they are not known, or
+    where it is known what the service sustains: then it has many places, whose queue is quicker to settle than a
+    turnover, and the point at which it is full holds the line."""
+
+    @property
+    def headroom(self) -> float:
+        """limit / latency - 1, in equilibrium."""
+        seen = _headroom(self.margin)
+        if self.turnovers is None or seen >= _MOST:
+            return seen
+        return (1 + seen) * (1 - min(_MOST_STARTING, _STARTING / self.turnovers)) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +102,13 @@ def crossing(
     """`levels` are those that are not saturated. None unless one is on the good side of the edge, and one on the other
     or the sustained rate is known."""
     told = sorted((v for v in levels if v.qps > 0 and not math.isnan(v.margin)), key=lambda v: v.qps)
-    kept = [v for v in told if _headroom(v.margin) > 0]
+    kept = [v for v in told if v.headroom > 0]
     if not kept or (sustained is None and len(kept) == len(told)):
         return None
-    told = [v for v in told if _headroom(v.margin) < _MOST or v is kept[-1]]
+    told = [v for v in told if v.headroom < _MOST or v is kept[-1]]
     rng = np.random.default_rng((seed, len(told)))
-    drift = sustained.drift if sustained else 0.0
-    points = [(v.qps, _headroom(v.margin), _error(v), drift * v.qps) for v in told]
+    drift = sustained.drift if sustained else DRIFT
+    points = [(v.qps, v.headroom, _error(v), drift * v.qps) for v in told]
     if sustained is not None:
         points.append((sustained.qps, -1.0, _LEAST_ERROR, sustained.error))
     idle = max(0.0, _headroom(idle_margin)) if idle_margin is not None else 0.0
@@ -113,6 +130,7 @@ def crossing(
         if (moved[:, -1] < draws).mean() > 0.5:
             limit, num = "throughput", sustained.num_levels
         center, draws = min(center, sustained.qps), np.minimum(draws, moved[:, -1])
+    draws = draws * np.exp(_UNKNOWN * rng.standard_normal(_NUM_DRAWS))
     tail = (1 - confidence) / 2
     low, high = np.quantile(draws, (tail, 1 - tail))
     return Crossing(center, min(float(low), center), max(float(high), center), confidence, num, limit, slope)
@@ -172,7 +190,11 @@ def _misfit(x: Floats, y: Floats, weights: Floats) -> float:
 
 def _error(level: Level) -> float:
     spread = (_headroom(level.high) - _headroom(level.low)) / 2 / _Z
-    return _WIDER * max(_LEAST_ERROR, spread) * (_SHORT if level.is_scout else 1.0)
+    if level.turnovers is None:
+        wider = _WIDER * (_SHORT if level.is_scout else 1.0)
+    else:
+        wider = min(_MOST_WIDER, _LEAST_WIDER * math.sqrt(1 + _CORRELATED / level.turnovers))
+    return wider * max(_LEAST_ERROR, spread)
 
 
 def _headroom(margin: float) -> float:

@@ -145,7 +145,11 @@ class Frontier:
         most = self.sustained()
         found = crossing(
             [
-                Level(p.arrival_qps or p.offered_qps, p.margin, p.margin_low, p.margin_high, p.is_scout)
+                Level(
+                    *(p.arrival_qps or p.offered_qps, p.margin, p.margin_low, p.margin_high),
+                    is_scout=p.is_scout,
+                    turnovers=p.balance.turnovers if p.balance is not None and most is None else None,
+                )
                 for p in self.points
                 if p.margin is not None
                 and p.margin_low is not None

@@ -14,7 +14,7 @@ from inferloop.measure.columns import Floats
 _OVER = 1.05
 """A level that was given so much more than what saturated ones complete is one of them, though its own window was too
 short to tell: to take only those whose completions were few enough to tell would make the estimate too low."""
-_DRIFT, _PRIOR_LEVELS = 0.04, 2
+DRIFT, _PRIOR_LEVELS = 0.04, 2
 """How much the speed of a service differs between levels, before anything was seen of that, and for how many levels
 this guess counts: one or two levels that agree do not show that it does not."""
 
@@ -59,7 +59,7 @@ def pooled(levels: Sequence[Balance]) -> Sustained | None:
     mean = float(weights @ rates / weights.sum())
     excess = float(weights @ (rates - mean) ** 2) - (k - 1)
     between = max(0.0, excess / float(weights.sum() - (weights @ weights) / weights.sum())) if k > 1 else 0.0
-    between = ((k - 1) * between + _PRIOR_LEVELS * (_DRIFT * mean) ** 2) / (k - 1 + _PRIOR_LEVELS)
+    between = ((k - 1) * between + _PRIOR_LEVELS * (DRIFT * mean) ** 2) / (k - 1 + _PRIOR_LEVELS)
     weights = 1 / (variances + between)
     mean = float(weights @ rates / weights.sum())
     return Sustained(mean, math.sqrt(1 / float(weights.sum())), k - 1 + _PRIOR_LEVELS, k, math.sqrt(between) / mean)

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from inferloop.measure.crossing import Crossing, Level, crossing
 from inferloop.measure.frontier import Frontier, FrontierPoint
 from inferloop.measure.verdict import Verdict
 
@@ -63,3 +64,18 @@ def test_a_pass_above_a_failure_is_told_when_nothing_below_passes() -> None:
     c = Frontier.of([point(1, "fail", -0.1), point(2, "pass", 0.5)]).capacity()
     assert (c.qps, c.method, c.monotone) == (0.0, "none", False)
     assert "2 queries/s passed" in c.reason
+
+
+def test_a_short_window_flatters_and_is_less_certain() -> None:
+    """The same margins from few turnovers of what is in flight, from many, and where they are not known."""
+
+    def found(turnovers: float | None) -> Crossing:
+        levels = [Level(q, m, m - 0.1, m + 0.1, turnovers=turnovers) for q, m in ((2.0, 0.5), (4.0, -0.5))]
+        edge = crossing(levels)
+        assert edge is not None
+        return edge
+
+    short, long, unknown = found(20.0), found(2000.0), found(None)
+    assert short.qps < long.qps == pytest.approx(unknown.qps, rel=0.01)
+    assert long.half_width < short.half_width
+    assert long.half_width < unknown.half_width
