@@ -273,7 +273,8 @@ class Measurer:
                 "or the trace a smaller time_scale"
             )
         if result.stopped == "cut":
-            notes.append(f"ended early, as hopeless: {result.num_unsent} requests were not sent")
+            unsent = f": {result.num_unsent} requests were not sent" if result.num_unsent else ""
+            notes.append(f"ended early, as hopeless{unsent}")
         elif result.num_unsent and result.stopped is None:
             notes.append(f"out of time: {result.num_unsent} requests were not sent")
         point = BenchPoint(

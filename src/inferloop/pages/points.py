@@ -63,7 +63,7 @@ def _queue(balance: Json) -> Child:
     return tag("span", f"{verdict}: {arrived}, {completed}", class_="nowrap", title=str(balance.get("reason") or ""))
 
 
-_QUEUES = {"saturated": "grows", "sustained": "holds", "undecided": "too short to tell"}
+_QUEUES = {"saturated": "grows", "sustained": "holds", "undecided": "unclear"}
 
 
 def percentiles_table(points: Sequence[Json]) -> Markup:
