@@ -9,6 +9,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from inferloop.core.errors import EngineError, LaunchError
 from inferloop.core.request import Sampling
@@ -115,6 +116,7 @@ def test_a_rank_that_never_joins_is_a_launch_error(pair: tuple[Link, Link], embe
     theirs.send(encode(Here()))
     with pytest.raises(LaunchError, match=r"the 2 ranks did not meet within 0\.2 s"):
         LeadRunner.load(embedded_model, TorchConfig(num_blocks=8), Ranks([ours]), meet_timeout_s=0.2)
+    assert dist.get_pg_count() == 0, "what failed does not name the next group"
 
 
 def test_what_whoever_watches_says_wins_over_a_broken_connection(pair: tuple[Link, Link]) -> None:

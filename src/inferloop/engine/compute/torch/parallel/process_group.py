@@ -75,6 +75,8 @@ class ProcessGroup:
                 device_id=device if cuda else None,
             )
         except RuntimeError as problem:
+            # Groups are named by a count, which a group that came to nothing would leave ahead of other processes'.
+            dist.distributed_c10d._world.group_count = 0
             raise LaunchError(f"the {share.size} ranks did not meet within {timeout_s:g} s: {problem}") from problem
 
     @staticmethod
