@@ -9,6 +9,8 @@ from rich.table import Table
 from inferloop.pages.text import signs_of
 
 _CALLED = {True: "[green]better[/]", False: "[red]worse[/]", None: "[dim]no difference[/]"}
+_NOT_KNOWN = "[dim]not known[/]"
+"""Where too little was answered for an interval of the difference: that is not to say that there is none."""
 
 
 def points_table(summary: dict[str, Any]) -> Table:
@@ -52,7 +54,7 @@ def differences_table(summary: dict[str, Any]) -> Table:
             _of(d, "difference", signed=signs["difference"]),
             "-" if i is None else " to ".join(_of(i, end, signed=signs[end]) for end in ("low", "high")),
             _of(d, "noise_floor"),
-            _CALLED[d["better"]],
+            _NOT_KNOWN if i is None else _CALLED[d["better"]],
         )
     return table
 

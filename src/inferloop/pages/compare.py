@@ -175,8 +175,10 @@ def _difference(d: Json) -> str:
 
 
 def called(d: Json) -> Markup:
-    """In words; colour only repeats them."""
+    """In words; colour only repeats them. Without an interval too little was answered to say anything."""
     better = d.get("better")
+    if not d.get("interval"):
+        return tag("span", "not known", class_="verdict not-declared")
     if better is None:
         return tag("span", "no difference", class_="verdict not-declared")
     word = "better" if better else "worse"

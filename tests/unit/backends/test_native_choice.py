@@ -82,7 +82,7 @@ def test_packing_is_told_the_first_time_and_can_be_done_ahead(
     pack_ahead(odd, "auto", tmp_path / "other", tell)
     (tmp_path / "file").write_text("no folder can be here")
     pack_ahead(fitting, "auto", tmp_path / "file", tell)
-    assert len(told) == num_told and not (tmp_path / "other").exists()
+    assert "pack" not in {stage for stage, _, _ in told[num_told:]} and not (tmp_path / "other").exists()
 
 
 def test_torch_computes_the_rest_and_says_what_is_lost(
