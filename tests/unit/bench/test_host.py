@@ -45,7 +45,7 @@ def test_work_of_a_child_that_has_ended_is_still_ours() -> None:
     before_s = sum(_worked_s([ours]))
     burn = "import time\nwhile time.process_time() < 0.5: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
-    assert sum(_worked_s([ours])) - before_s >= 0.5
+    assert sum(_worked_s([ours])) - before_s >= 0.45, "a few ticks of the kernel's 10 ms are rounded off"
 
 
 def test_a_target_of_this_machine_is_found_by_its_port() -> None:
