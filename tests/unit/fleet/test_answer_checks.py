@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,17 +87,32 @@ def test_json_is_checked_only_where_it_was_asked_for() -> None:
     assert judged(Wants(json=True), calls(("f", "{}")), invalid_json=True) == (), "calls come in place of the JSON"
 
 
+WHOLE = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
+
+
+def test_json_of_another_shape_than_the_schemas_is_not_what_was_asked_for() -> None:
+    wants = Wants(json=True, schema=WHOLE)
+    verdicts = {
+        text: judged(wants, ChoiceSummary(text), invalid_json=True) for text in ('{"n": 1}', '{"n": "1"}', "{}")
+    }
+    assert list(verdicts.values()) == [(), ("invalid_json",), ("invalid_json",)]
+    assert judged(Wants(json=True, schema='{"type": "whole"}'), ChoiceSummary("{}"), invalid_json=True) == ()
+    assert judged(replace(wants, json_object=True), ChoiceSummary("[]"), invalid_json=True) == ("invalid_json",)
+
+
 @pytest.mark.parametrize(
     ("wants", "choice", "refused"),
     [
         (Wants(tool_call=True), ChoiceSummary("I cannot."), True),
-        (Wants(tool_call=True, offered=frozenset("f")), calls(("f", "{}")), False),
-        (Wants(tool_call=True, tool="f", offered=frozenset("fg")), calls(("g", "{}")), True),
-        (Wants(tool_call=True, tool="f", offered=frozenset("fg")), calls(("g", "{}"), ("f", "{}")), False),
-        (Wants(offered=frozenset("f")), ChoiceSummary("No tool is needed."), False),
-        (Wants(offered=frozenset("f")), calls(("h", "{}")), True),
-        (Wants(offered=frozenset("f")), calls(("f", '{"a": ')), True),
-        (Wants(offered=frozenset("f")), calls(("f", "[1]")), True),
+        (Wants(tool_call=True, offered={"f": None}), calls(("f", "{}")), False),
+        (Wants(tool_call=True, tool="f", offered={"f": None, "g": None}), calls(("g", "{}")), True),
+        (Wants(tool_call=True, tool="f", offered={"f": None, "g": None}), calls(("g", "{}"), ("f", "{}")), False),
+        (Wants(offered={"f": None}), ChoiceSummary("No tool is needed."), False),
+        (Wants(offered={"f": None}), calls(("h", "{}")), True),
+        (Wants(offered={"f": None}), calls(("f", '{"a": ')), True),
+        (Wants(offered={"f": None}), calls(("f", "[1]")), True),
+        (Wants(offered={"f": WHOLE, "g": None}), calls(("f", '{"n": 1}'), ("g", '{"n": "x"}')), False),
+        (Wants(offered={"f": WHOLE, "g": None}), calls(("g", "{}"), ("f", "{}")), True),
         (Wants(), ChoiceSummary("words"), False),
     ],
 )
@@ -132,7 +148,7 @@ def test_one_bad_choice_is_enough_and_each_check_is_named_once() -> None:
         ({"invalid_json": True}, Wants(), False),
         ({"invalid_json": True}, Wants(json=True), True),
         ({"refused_tool": True}, Wants(json=True), False),
-        ({"refused_tool": True}, Wants(offered=frozenset("f")), True),
+        ({"refused_tool": True}, Wants(offered={"f": None}), True),
         ({"refused_tool": True}, Wants(tool_call=True), True),
         ({"low_logprob": -1.0}, Wants(), True),
         ({"eval_tags": ("polite",)}, Wants(), True),

@@ -76,6 +76,31 @@ def test_zero_log_probabilities_are_asked_for_too(told: Any, asks: bool) -> None
     assert read_body("/v1/completions", json.dumps({"logprobs": told}).encode()).asks_logprobs is asks
 
 
+SHAPE = {"type": "object", "required": ["b", "a"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "schema", "offered"),
+    [
+        (0, {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SHAPE}}}, SHAPE, None),
+        (0, {"response_format": {"type": "json_schema"}}, None, None),
+        (1, {"structured_outputs": {"json": SHAPE}}, SHAPE, None),
+        (1, {"structured_outputs": {"json": json.dumps(SHAPE)}}, SHAPE, None),
+        (2, {"text": {"format": {"type": "json_schema", "name": "n", "schema": SHAPE}}}, SHAPE, None),
+        (0, {"tools": [{"type": "function", "function": {"name": "f", "parameters": SHAPE}}]}, None, {"f": SHAPE}),
+        (0, {"tools": [{"type": "function", "function": {"name": "f"}}]}, None, {"f": None}),
+        (2, {"tools": [{"type": "function", "name": "f", "parameters": SHAPE}, {"type": "x"}]}, None, {"f": SHAPE}),
+        (0, {"tools": [{"function": {"name": "f"}}], "tool_choice": "none"}, None, None),
+    ],
+)
+def test_the_schemas_that_a_request_names(path: int, content: Any, schema: Any, offered: Any) -> None:
+    wants = read_body(PATHS[path], json.dumps(content).encode()).wants
+    assert (None if wants.schema is None else json.loads(wants.schema)) == schema
+    told = {name: None if text is None else json.loads(text) for name, text in (wants.offered or {}).items()}
+    assert told == (offered or {}) and wants.json is ("tools" not in content)
+    assert wants.has_schema is (SHAPE in (schema, *(offered or {}).values()))
+
+
 def test_an_echo_has_the_prompts_log_probabilities_among_its_own() -> None:
     body = read_body("/v1/completions", b'{"echo": true}')
     assert not body.reads_logprobs and not body.adds_logprobs(True)

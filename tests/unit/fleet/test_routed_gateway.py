@@ -342,6 +342,29 @@ async def test_a_call_of_a_tool_that_is_not_offered_is_escalated(desk: Desk) -> 
         assert (await desk.event()).hops[0].failed_checks == ("refused_tool",)
 
 
+SHAPE = {"type": "object", "properties": {"sky": {"type": "string"}}, "required": ["sky"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_json_that_does_not_satisfy_the_schema_is_escalated(desk: Desk, stream: bool) -> None:
+    await desk.open(cheap=says('{"sky": 7}'), strong=says(GOOD))
+    asked: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "sky", "schema": SHAPE}}
+    }
+    assert said(await (await desk.post(stream=stream, **asked)).read()) == GOOD
+    assert (await desk.event()).hops[0].failed_checks == ("invalid_json",)
+    asked["response_format"]["json_schema"] = {"name": "sky", "schema": SHAPE | {"$ref": "http://elsewhere.invalid/x"}}
+    assert said(await (await desk.post(stream=stream, **asked)).read()) == '{"sky": 7}', "what it is cannot be told"
+
+
+async def test_a_call_with_arguments_that_do_not_satisfy_the_parameters_is_escalated(desk: Desk) -> None:
+    await desk.open(cheap=says("", calls={"look": '{"sky": 7}'}), strong=says("", calls={"look": GOOD}))
+    text = await (
+        await desk.post(tools=[{"type": "function", "function": {"name": "look", "parameters": SHAPE}}])
+    ).read()
+    assert b"blue" in text and (await desk.event()).hops[0].failed_checks == ("refused_tool",)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_unsure_answer_is_escalated_and_log_probabilities_stay_who_asked_for_them(
     desk: Desk, stream: bool

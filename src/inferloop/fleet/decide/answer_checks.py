@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from inferloop.contract.workload import Escalation, EvalTag, Routing
+from inferloop.fleet.decide.json_schema import fits
 
 UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What a request asks of its answer. `offered` are the names of the tools it may call; None: it offers none.
-    `tool`: it must call that one."""
+    """What a request asks of its answer. `offered` are the tools it may call, by name, with the schemas of their
+    parameters; None: it offers none. `tool`: it must call that one. A schema is a JSON text; None: there is none."""
 
     json: bool = False
     json_object: bool = False
+    schema: str | None = None
     tool_call: bool = False
     tool: str | None = None
-    offered: frozenset[str] | None = None
+    offered: Mapping[str, str | None] | None = None
+
+    @property
+    def has_schema(self) -> bool:
+        """Then the checks may take as long as `fits` does."""
+        return self.schema is not None or any((self.offered or {}).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ def failed_checks(routing: Routing, wants: Wants, answer: AnswerSummary) -> tupl
 
 
 def _failed(escalation: Escalation, tags: list[EvalTag], wants: Wants, choice: ChoiceSummary) -> Iterator[str]:
-    if escalation.invalid_json and wants.json and not choice.calls and not is_json(choice.text, wants.json_object):
+    if escalation.invalid_json and wants.json and not choice.calls and not _is_wanted(wants, choice.text):
         yield "invalid_json"
     if escalation.refused_tool and _refused(wants, choice):
         yield "refused_tool"
@@ -83,13 +90,20 @@ def _failed(escalation: Escalation, tags: list[EvalTag], wants: Wants, choice: C
         yield from (f"eval_tag:{tag.name}" for tag in tags if not _holds(tag, choice.text))
 
 
-def is_json(text: str, must_be_object: bool = False) -> bool:
-    """RFC 8259, so neither NaN nor a fence around it. Nesting beyond what the parser takes counts as invalid."""
+def _is_wanted(wants: Wants, text: str) -> bool:
+    return is_json(text, must_be_object=wants.json_object, schema=wants.schema)
+
+
+def is_json(text: str, *, must_be_object: bool = False, schema: str | None = None) -> bool:
+    """RFC 8259, so neither NaN nor a fence around it. Nesting beyond what the parser takes counts as invalid. With a
+    `schema`, whether it is what that asks for."""
     try:
         value: Any = msgspec.json.decode(text.encode())
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False
-    return isinstance(value, dict) or not must_be_object
+    if must_be_object and not isinstance(value, dict):
+        return False
+    return schema is None or fits(value, schema)
 
 
 def _refused(wants: Wants, choice: ChoiceSummary) -> bool:
@@ -100,7 +114,8 @@ def _refused(wants: Wants, choice: ChoiceSummary) -> bool:
         return True
     offered = wants.offered
     return offered is not None and any(
-        call.name not in offered or not is_json(call.arguments, must_be_object=True) for call in choice.calls
+        call.name not in offered or not is_json(call.arguments, must_be_object=True, schema=offered[call.name])
+        for call in choice.calls
     )
 
 

@@ -123,37 +123,49 @@ def _first_part(name: str, keys: tuple[str, ...], raw: msgspec.Raw) -> str | Non
 
 
 def _wants(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> Wants:
-    kinds, chosen = _format_kinds(fields, dialect), _decoded(fields, "tool_choice")
-    names = _tool_names(_decoded(fields, "tools"))
-    if chosen == "none" or not names:
-        return Wants(json=bool(kinds), json_object="json_object" in kinds)
+    wants, chosen = _format(fields, dialect), _decoded(fields, "tool_choice")
+    offered = _tools(_decoded(fields, "tools"))
+    if chosen == "none" or not offered:
+        return wants
     function = _get(chosen, "function") if dialect == "chat" else chosen
     name = _get(function, "name")
-    return Wants(
-        json=bool(kinds),
-        json_object="json_object" in kinds,
+    return replace(
+        wants,
         tool_call=chosen == "required" or isinstance(name, str),
         tool=name if isinstance(name, str) else None,
-        offered=names,
+        offered=offered,
     )
 
 
-def _format_kinds(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> set[str]:
-    """Of json_object and json_schema what the request asks its answer to be."""
+def _format(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> Wants:
+    """What of JSON the request asks its answer to be."""
     asked = _get(_decoded(fields, "text"), "format") if dialect == "responses" else _decoded(fields, "response_format")
-    kinds = {str(_get(asked, "type"))} & {"json_object", "json_schema"}
-    structured = _decoded(fields, "structured_outputs")
-    if _get(structured, "json_object") is True:
-        kinds.add("json_object")
-    if _get(structured, "json") is not None:
-        kinds.add("json_schema")
-    return kinds
+    kind, structured = _get(asked, "type"), _decoded(fields, "structured_outputs")
+    told = _get(structured, "json")
+    if kind == "json_schema":
+        told = _get(asked if dialect == "responses" else _get(asked, "json_schema"), "schema")
+    is_object = kind == "json_object" or _get(structured, "json_object") is True
+    return Wants(
+        json=is_object or kind == "json_schema" or told is not None, json_object=is_object, schema=_schema_text(told)
+    )
 
 
-def _tool_names(tools: Any) -> frozenset[str]:
-    """Chats have a function's name inside `function`, responses beside the type."""
-    found = (_get(_get(t, "function"), "name") or _get(t, "name") for t in (tools if isinstance(tools, list) else ()))
-    return frozenset(name for name in found if isinstance(name, str))
+def _tools(tools: Any) -> dict[str, str | None]:
+    """Chats have a function's name and parameters inside `function`, responses beside the type."""
+    found: dict[str, str | None] = {}
+    for tool in tools if isinstance(tools, list) else ():
+        function = _get(tool, "function") or tool
+        if isinstance(name := _get(function, "name"), str):
+            found[name] = _schema_text(_get(function, "parameters"))
+    return found
+
+
+def _schema_text(schema: Any) -> str | None:
+    """A schema comes as JSON, or as text that is JSON."""
+    try:
+        return schema if schema is None or isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    except RecursionError:
+        return None
 
 
 def _get(value: Any, key: str) -> Any:

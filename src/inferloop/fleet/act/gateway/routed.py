@@ -155,7 +155,8 @@ class RoutedServing:
         hop.tokens = read.tokens
         self._count_cost(hop)
         if held:
-            hop.failed_checks = failed_checks(self._routing, work.wants, read.summary)
+            check = partial(failed_checks, self._routing, work.wants, read.summary)
+            hop.failed_checks = await asyncio.to_thread(check) if work.wants.has_schema else check()
         return self._cleaned(result, work, streamed=streamed, held=held)
 
     async def _hold(self, stream: Streaming, upstream: Upstream, hop: Hop, within_s: float | None) -> Answer | Failed:
