@@ -203,6 +203,28 @@ def test_loading_holds_little_beside_the_weights(dtype: str, random_model: Rando
     )
 
 
+def test_matrices_that_are_packed_take_turns_in_one_place(
+    random_model: RandomModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of many sizes that come and go between those that stay leave the heap full of holes."""
+    made: list[tuple[Linear, torch.Tensor, int]] = []
+    make = Linear.__init__
+
+    def watched(linear: Linear, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        make(linear, weight, bias)
+        made.append((linear, weight.clone(), weight.untyped_storage().data_ptr()))
+
+    random_model(tmp_path)
+    monkeypatch.setattr(Linear, "__init__", watched)
+    if not load(tmp_path, dtype="bf16")._decoder._in_buckets:
+        pytest.skip("this machine does not pack bf16 weights")
+    assert len(made) == 1 + 2 * 4
+    assert len({place for _, _, place in made[4:]}) == 1  # all but the head, and those before the largest
+    for linear, weight, _ in made:
+        x = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(torch.bfloat16)
+        torch.testing.assert_close(linear(x), torch.nn.functional.linear(x, weight), atol=0.05, rtol=0.02)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_drafts_change_the_number_of_steps_and_nothing_else(
     temperature: float, random_model: RandomModel, tmp_path: Path

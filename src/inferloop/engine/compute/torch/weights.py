@@ -17,7 +17,7 @@ from inferloop.core.errors import ModelFileError
 from inferloop.core.shape import Product
 from inferloop.engine.compute.stored import half_split, read_tensor
 from inferloop.engine.compute.torch.layers.feed_forward import Experts, FeedForward, Mlp
-from inferloop.engine.compute.torch.layers.linear import Linear
+from inferloop.engine.compute.torch.layers.linear import Linear, packs
 from inferloop.engine.compute.torch.layers.norm import Norm
 from inferloop.models.headers import ModelHeader, TensorInfo
 from inferloop.models.headers.structure import Activation
@@ -147,6 +147,7 @@ class _Reader:
         self._dtype, self._device = dtype, device
         self._progress, self._num_read = progress, 0
         self._num_to_read = sum(info.num_bytes for info in header.tensors.values())
+        self._to_pack = torch.empty(0, device=device, dtype=dtype)
         self.num_bytes = 0
 
     def matrix(self, name: str) -> Tensor:
@@ -176,16 +177,16 @@ class _Reader:
             lengths = [self._tensors[name].shape[0] for name in weights]
             empty = torch.zeros(max(lengths), device=self._device, dtype=self._dtype)
             bias = torch.cat([empty[:n] if b is None else b for n, b in zip(lengths, biases, strict=True)])
-        return self._held(Linear(self._stacked(*weights), bias))
+        return self._held(Linear(self._stacked(*weights, kept=not packs(self._device, self._dtype)), bias))
 
     def _held(self, made: _Held) -> _Held:
         self.num_bytes += made.num_bytes
         return made
 
-    def _stacked(self, *names: str) -> Tensor:
+    def _stacked(self, *names: str, kept: bool = True) -> Tensor:
         infos = [self._tensors[name] for name in names]
         num_rows, num_columns = sum(info.shape[0] for info in infos), infos[0].shape[1]
-        out = torch.empty(num_rows, num_columns, device=self._device, dtype=self._dtype)
+        out = self._room(num_rows, num_columns, kept)
         begin = 0
         with _one_thread():
             for info in infos:
@@ -193,6 +194,16 @@ class _Reader:
                     out[begin : begin + part.shape[0]] = self._read(part)
                     begin += part.shape[0]
         return out
+
+    def _room(self, num_rows: int, num_columns: int, kept: bool) -> Tensor:
+        """For a matrix. Those that are packed next, and not kept, lie in one place one after the other: as pieces of
+        many sizes that come and go between others they would leave the heap full of holes."""
+        num = num_rows * num_columns
+        if kept:
+            return torch.empty(num_rows, num_columns, device=self._device, dtype=self._dtype)
+        if self._to_pack.numel() < num:
+            self._to_pack = torch.empty(num, device=self._device, dtype=self._dtype)
+        return self._to_pack[:num].view(num_rows, num_columns)
 
     def _read(self, info: TensorInfo) -> Tensor:
         values = torch.from_numpy(half_split(read_tensor(info), info, self._head_dim))

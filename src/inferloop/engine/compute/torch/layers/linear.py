@@ -19,7 +19,7 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         tensors = [weight] if bias is None else [weight, bias]
         self.num_bytes = sum(t.numel() * t.element_size() for t in tensors)
-        self.packed = _packs(weight)
+        self.packed = packs(weight.device, weight.dtype)
         """oneDNN then compiles code for every row count that it meets and keeps it, half a megabyte each."""
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
         self._bias = bias
@@ -33,5 +33,6 @@ class Linear:
         return y if adapted is None else adapted.add(self.updates, x, y)
 
 
-def _packs(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch._C._has_mkldnn
+def packs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether such a matrix is kept packed, and not as it is given."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and torch._C._has_mkldnn
