@@ -42,7 +42,8 @@ def test_every_model_of_the_contract_is_run_and_proven(tmp_path: Path, embedded_
     assert sorted(row["model"] for row in rows) == ["cheap"] * 4 + ["strong"] * 2, "desk, cheap and strong, two each"
     assert all(row["cost_usd"] > 0 and len(row["hops"]) == 1 for row in rows)
     assert (folder / "events" / "replica-strong-r0.jsonl").exists()
-    assert "one each of strong" in done.stderr
+    (fleet,) = (gate for gate in summary["gates"] if gate["name"] == "fleet")
+    assert "only cheap was measured" in fleet["reason"] and "only cheap was measured" in done.stderr
 
 
 def test_another_engine_cannot_run_several_models(tmp_path: Path) -> None:

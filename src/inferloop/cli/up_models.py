@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from inferloop.cli import wire
 from inferloop.cli.gates import Gate
 from inferloop.contract.workload import Contract, ModelRef
-from inferloop.core.units import MIB, human_bytes
+from inferloop.core.units import MIB
 from inferloop.fleet.decide.fit import MachineCapacity
 from inferloop.models.resolve import ModelFiles
 from inferloop.plan.memory import replica_memory
@@ -30,7 +30,7 @@ def asked_model(contract: Contract) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryJudged:
-    """`others_bytes` is what the models beside the measured one take, one replica of each."""
+    """`others_bytes` is what the models beside the measured one take, with all of their replicas."""
 
     gate: Gate
     others_bytes: int
@@ -39,25 +39,27 @@ class MemoryJudged:
 def judge_memory(
     contract: Contract, files: Mapping[str, ModelFiles], machine: MachineCapacity, kv_memory_mib: int
 ) -> MemoryJudged:
-    """Does one replica of every model fit beside the others? Refuses before anything is started what would be killed
-    once it is."""
+    """Does one replica of the measured model fit beside all of the others'? Refuses before anything is started what
+    would be killed once it is."""
     tokens = max(int(c.input_tokens.points[-1][1] + c.output_tokens.points[-1][1]) for c in contract.traffic.classes)
-    models = served_models(contract)
+    models, numbers = served_models(contract), replicas_beside(contract)
     told, taken, first, fits = [], 0, 0, True
     for name, model in models.items():
         header = files[name].header
         weight_bytes, kv_bytes_per_token = wire.memory_needs(model, header)
-        needs = replica_memory(
-            header.shape,
-            memory_bytes=max(1, machine.memory_bytes - taken),
-            sequence_tokens=min(tokens, header.shape.context_length),
-            weight_bytes=weight_bytes,
-            kv_bytes_per_token=kv_bytes_per_token,
-        )
-        fits = fits and needs.fits
-        told.append(needs.reason if len(models) == 1 else f"{name}: {needs.reason}")
-        taken += needs.weight_bytes + needs.overhead_bytes + kv_memory_mib * MIB
-        first = first or taken
+        for _ in range(numbers.get(name, 1)):
+            needs = replica_memory(
+                header.shape,
+                memory_bytes=max(1, machine.memory_bytes - taken),
+                sequence_tokens=min(tokens, header.shape.context_length),
+                weight_bytes=weight_bytes,
+                kv_bytes_per_token=kv_bytes_per_token,
+            )
+            fits = fits and needs.fits
+            taken += needs.weight_bytes + needs.overhead_bytes + kv_memory_mib * MIB
+            first = first or taken
+        number = f"{numbers[name]} x " if numbers.get(name, 1) > 1 else ""
+        told.append(needs.reason if len(models) == 1 else f"{number}{name}: {needs.reason}")
     return MemoryJudged(Gate("memory", "pass" if fits else "fail", "; ".join(told)), taken - first)
 
 
@@ -75,12 +77,15 @@ def told_of_chats(files: Mapping[str, ModelFiles]) -> list[str]:
     ]
 
 
-def told_of_sizes(contract: Contract, num_default: int, others_bytes: int) -> str | None:
-    """How the fleet of several models is sized, in words."""
+def replicas_beside(contract: Contract) -> dict[str, int]:
+    """How many are started of each model that is not measured."""
+    routing = contract.routing
+    return {m.name: m.replicas for m in routing.models if m.name != routing.default} if routing is not None else {}
+
+
+def told_of_the_unmeasured(contract: Contract) -> str | None:
+    """What is known of the models beside the default one, in words."""
     if contract.routing is None:
         return None
-    others = [name for name in served_models(contract) if name != contract.routing.default]
-    return (
-        f"{num_default} x {contract.routing.default}, which was measured, and one each of {', '.join(others)} "
-        f"({human_bytes(others_bytes)}), which were not"
-    )
+    told = ", ".join(f"{number} x {name}" for name, number in replicas_beside(contract).items())
+    return f"only {contract.routing.default} was measured: whether {told} carry what is sent there is not known"

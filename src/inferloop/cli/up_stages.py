@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,15 @@ from inferloop.cli.engines import engine_replica
 from inferloop.cli.gates import Gate
 from inferloop.cli.narrate import Narrator
 from inferloop.cli.prove import Proof, prove
-from inferloop.cli.up_models import asked_model, beside, judge_memory, served_models, told_of_chats, told_of_sizes
+from inferloop.cli.up_models import (
+    asked_model,
+    beside,
+    judge_memory,
+    replicas_beside,
+    served_models,
+    told_of_chats,
+    told_of_the_unmeasured,
+)
 from inferloop.contract.load import load
 from inferloop.contract.workload import ModelRef
 from inferloop.core.digest import plain
@@ -131,7 +139,7 @@ class Up:
             fitting = fit(sizing.needed or 0, ReplicaNeeds(measured.replica_bytes, o.threads), room)
             if not fitting.start:
                 return self._finish(writer, [memory], measured, sizing, fitting)
-            if told := told_of_sizes(contract, fitting.start, judged.others_bytes):
+            if told := told_of_the_unmeasured(contract):
                 self._narrator.news(told)
             async with self._fleet(writer, specs, fitting) as fleet:
                 with self._stage(writer, "proof", "real chats through the gateway"):
@@ -248,7 +256,7 @@ class Up:
         self, writer: RunWriter, specs: Mapping[str, LaunchSpec], fitting: FitDecision
     ) -> AsyncIterator[Fleet]:
         routing = self._contract.routing
-        wanted = {name: fitting.start if name == self._measured else 1 for name in specs}
+        wanted = {self._measured: fitting.start} | replicas_beside(self._contract)
         sink = JsonlSink(writer.path / "events" / "gateway.jsonl")
         config = FleetConfig(
             log_dir=writer.path / "logs",
@@ -303,7 +311,8 @@ class Up:
         if bench is not None and sizing is not None and fitting is not None:
             share_qps = self._contract.traffic.qps.peak / max(1, fitting.start)
             yield gates.objective_gate(bench.verdict, bench.reasons, bench.frontier, share_qps)
-            yield gates.fleet_gate(sizing, fitting)
+            fleet, unmeasured = gates.fleet_gate(sizing, fitting), told_of_the_unmeasured(self._contract)
+            yield fleet if unmeasured is None else replace(fleet, reason=f"{fleet.reason}; {unmeasured}")
         yield gates.cost_gate(self._contract)
 
     @contextlib.contextmanager

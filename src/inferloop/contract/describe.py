@@ -48,6 +48,8 @@ def _models(contract: Contract) -> dict[str, Any]:
     for m in routing.models:
         if m.price is not None:
             models[m.name]["usd_per_mtok"] = _present(m.price, "input cached_input output")
+        if m.replicas != 1:
+            models[m.name]["replicas"] = m.replicas
     routes: dict[str, Any] = {"default": routing.default}
     if routing.rules:
         routes["rules"] = [

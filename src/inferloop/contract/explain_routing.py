@@ -10,13 +10,18 @@ from inferloop.contract.workload import Escalation, NamedModel, Precision, Routi
 def explain(routing: Routing) -> Iterator[str]:
     """One line per model, per rule, and for the escalation."""
     for model in routing.models:
-        yield f"model {model.name}: {_described(model)}"
+        how_many = "as many replicas as measuring tells" if model.name == routing.default else _counted(model.replicas)
+        yield f"model {model.name}: {_described(model)}; {how_many}"
     for rule in routing.rules:
         expected = {"json": ", answers must be JSON", "tool_call": ", answers must call a tool", None: ""}[rule.expect]
         yield f"route class {rule.traffic_class} -> {rule.model}{expected}"
     yield f"route everything else -> {routing.default}"
     if routing.escalation is not None:
         yield _escalation(routing.escalation)
+
+
+def _counted(replicas: int) -> str:
+    return f"{replicas} replica{'s' if replicas > 1 else ''}, not measured"
 
 
 def _described(model: NamedModel) -> str:

@@ -13,7 +13,7 @@ from inferloop.contract.traffic import DEFAULT_CLASS, valid_name
 from inferloop.contract.workload import Escalation, EvalTag, ModelRef, NamedModel, Price, Routing, RoutingRule
 
 KEYS = ("default", "rules", "eval_tags", "escalation")
-MODEL_KEYS = ("id", "precision", "usd_per_mtok")
+MODEL_KEYS = ("id", "precision", "usd_per_mtok", "replicas")
 PRICE_KEYS = ("input", "cached_input", "output")
 RULE_KEYS = ("class", "model", "expect")
 TAG_KEYS = ("contains", "lacks", "regex")
@@ -21,6 +21,7 @@ ESCALATION_KEYS = ("from", "to", "on", "max_hops")
 CHECKS = ("invalid_json", "refused_tool", "low_logprob", "eval_tag", "unavailable")
 EXPECTATIONS = ("json", "tool_call")
 MOST_MODELS = 16
+MOST_REPLICAS = 256
 _MOST_USD = 1e6
 
 
@@ -37,6 +38,8 @@ def read_routing(top: Section, service: str, class_names: Sequence[str], problem
     if not names:
         return None
     default = section.text("default", choices=names, required=True)
+    if default is not None and (given := _replicas_of(top, default)) is not None:
+        problems.add(given, "is found out by measuring for the default model", "say it of the other models")
     tags = _read_tags(section.get("eval_tags"), problems)
     escalation = _read_escalation(section.section("escalation", ESCALATION_KEYS), names, tags, problems)
     rules = _read_rules(section.get("rules"), names, class_names, problems)
@@ -71,7 +74,23 @@ def _read_named(name: str, node: Located, problems: Problems) -> NamedModel | No
     model_id = section.text("id", required=True)
     precision = read_precision(section.get("precision"), problems)
     price = _read_price(section.get("usd_per_mtok"), problems)
-    return None if model_id is None else NamedModel(name, ModelRef(model_id, precision), price)
+    replicas = _whole(section.get("replicas"), problems, 1, MOST_REPLICAS)
+    return None if model_id is None else NamedModel(name, ModelRef(model_id, precision), price, replicas or 1)
+
+
+def _replicas_of(top: Section, name: str) -> Located | None:
+    models = top.get("models")
+    told: Any = models.value if models is not None else {}
+    model = told[name].value
+    return cast(Located | None, model.get("replicas")) if isinstance(model, dict) else None
+
+
+def _whole(node: Located | None, problems: Problems, low: int, high: int) -> int | None:
+    """None where nothing, or nothing of use, is given."""
+    given = None if node is None else as_number(node, problems, low=low, high=high)
+    if node is not None and given is not None and given != int(given):
+        problems.add(node, f"must be a whole number, not {given:g}")
+    return None if given is None else int(given)
 
 
 def _read_price(node: Located | None, problems: Problems) -> Price | None:
@@ -151,12 +170,7 @@ def _read_escalation(
     checks = _read_checks(on, [tag.name for tag in tags], problems)
     if "eval_tags" in checks:
         checks["eval_tags"] = tuple(dict.fromkeys(checks["eval_tags"]))
-    max_hops = 1 + len(to)
-    if (node := section.get("max_hops")) is not None:
-        given = as_number(node, problems, low=2.0, high=float(max_hops))
-        if given is not None and given != int(given):
-            problems.add(node, f"must be a whole number, not {given:g}")
-        max_hops = max_hops if given is None else int(given)
+    max_hops = _whole(section.get("max_hops"), problems, 2, 1 + len(to)) or 1 + len(to)
     return Escalation(source, to, max_hops, **checks)
 
 

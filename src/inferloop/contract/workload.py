@@ -160,11 +160,13 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """One of several models of a service, under the name by which requests, answers and events call it."""
+    """One of several models of a service, under the name by which requests, answers and events call it. `replicas` says
+    how many are started; of the default model, that is found out by measuring."""
 
     name: str
     ref: ModelRef
     price: Price | None = None
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)

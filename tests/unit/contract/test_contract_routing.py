@@ -97,8 +97,14 @@ def test_a_chain_may_be_longer_than_it_is_followed() -> None:
     assert routing.models[2] == NamedModel("giant", ModelRef("huge", Precision("bf16", "bf16", "bf16")))
 
 
+def test_the_other_models_have_as_many_replicas_as_is_said() -> None:
+    routing = parse(changed("models/strong/replicas", 3)).routing
+    assert routing is not None and [m.replicas for m in routing.models] == [1, 3]
+    assert "model strong: large" in (told := list(explain(routing))[1]) and told.endswith("; 3 replicas, not measured")
+
+
 def test_a_description_loads_to_the_same_contract() -> None:
-    contract = parse(TWO)
+    contract = parse(changed("models/strong/replicas", 3))
     assert parse(describe(contract)) == contract and parse(describe(contract)).digest == contract.digest
     assert "model" not in describe(contract)
 
@@ -125,6 +131,10 @@ def test_cached_input_has_its_own_price() -> None:
         ("models/cheap/precison", "int8", "models.cheap.precison: is not a known key (did you mean precision?)"),
         ("models/cheap/usd_per_mtok", {"input": 1}, "models.cheap.usd_per_mtok.output: is required"),
         ("models/cheap/usd_per_mtok", -1, "must be at least 0"),
+        ("models/cheap/replicas", 1, "models.cheap.replicas: is found out by measuring for the default model"),
+        ("models/strong/replicas", 0, "models.strong.replicas: must be at least 1"),
+        ("models/strong/replicas", 1.5, "must be a whole number, not 1.5"),
+        ("models/strong/replicas", 1000, "must be at most 256"),
         ("routing/default", "cheep", "routing.default: 'cheep' is not known (did you mean cheap?"),
         ("routing/defualt", "cheap", "did you mean default?"),
         ("routing/rules", [{"class": "a", "model": "c", "expect": "yaml"}], "routing.rules[0].expect: 'yaml'"),
@@ -221,8 +231,9 @@ def test_people_can_read_the_routes() -> None:
     routing = parse(TWO).routing
     assert routing is not None
     assert list(explain(routing)) == [
-        "model cheap: small, weights int8, USD per million tokens: 0.1 in, 0.1 cached, 0.2 out",
-        "model strong: large, as stored, USD per million tokens: 1 in, 0.5 cached, 4 out",
+        "model cheap: small, weights int8, USD per million tokens: 0.1 in, 0.1 cached, 0.2 out; "
+        "as many replicas as measuring tells",
+        "model strong: large, as stored, USD per million tokens: 1 in, 0.5 cached, 4 out; 1 replica, not measured",
         "route class extract -> cheap, answers must be JSON",
         "route class code -> strong",
         "route everything else -> cheap",
