@@ -3,63 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
 
 import pytest
-import pytest_asyncio
+from tests.unit.fleet.gateways import Front, eventually
+from tests.unit.fleet.stubs import Asked, Talk
 
-from inferloop.fleet.act.gateway.app import Gateway
-from inferloop.fleet.act.gateway.config import GatewayConfig
-from inferloop.fleet.act.gateway.server import GatewayServer
-from inferloop.fleet.decide.router import Router
 from inferloop.serve.http import MAX_HEAD_BYTES
-
-if TYPE_CHECKING:
-    from tests.unit.fleet.conftest import Asked, Handler, MakeStub, Talk
 
 POST = b"POST /v1/completions HTTP/1.%d\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
 LIVE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
-
-
-class Front:
-    """A gateway over one stub. `faults` is what was said of replicas."""
-
-    def __init__(self, make_stub: MakeStub) -> None:
-        self._make_stub = make_stub
-        self.router = Router(seed=0, max_in_flight=100)
-        self.faults: list[str] = []
-        self._stopping = contextlib.AsyncExitStack()
-
-    async def open(self, handler: Handler, **how: Any) -> int:
-        gateway = Gateway(
-            self.router, config=GatewayConfig(service="svc"), on_fault=lambda _, why: self.faults.append(why)
-        )
-        gateway.attach("r0", (await self._make_stub(handler)).url)
-        self.router.set_ready("r0", True)
-        server = await GatewayServer.start(gateway, **how)
-        self._stopping.push_async_callback(gateway.close)
-        self._stopping.push_async_callback(server.stop, 0)
-        return int(server.url.rpartition(":")[2])
-
-    async def close(self) -> None:
-        await self._stopping.aclose()
-        assert self.router.num_in_flight == 0, "every test gives every lease back"
-
-
-@pytest_asyncio.fixture
-async def front(make_stub: MakeStub) -> AsyncIterator[Front]:
-    front = Front(make_stub)
-    yield front
-    await front.close()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  what is awaited has no event of its own
-            await asyncio.sleep(0.005)
 
 
 async def stream(asked: Asked, talk: Talk) -> None:

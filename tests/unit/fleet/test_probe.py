@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.unit.fleet.stubs import Asked, MakeStub, Talk
 
 from inferloop.fleet.act.probe import Prober
 from inferloop.fleet.decide.life import NotReady, ProbeFailed, Progress, Ready
-
-if TYPE_CHECKING:
-    from tests.unit.fleet.conftest import Asked, MakeStub, Talk
 
 PROGRESS = b'{"alive": true, "step_counter": 7, "running": 2, "waiting": 3, "in_flight": 5}'
 
