@@ -44,6 +44,7 @@ def test_a_slower_target_and_an_equal_one(contract_file: Path, only_busy: OnlyBu
         setup = target["setup"]
         assert (setup["engine"], setup["tuned"]) == ("scripted", "a script")
         assert setup["version"].startswith("inferloop ") and f"--script {target['flags'][0]}" in " ".join(setup["argv"])
+        assert f"--port {target['url'].rpartition(':')[2]}" in " ".join(setup["argv"]), "as it was started"
     assert not any("other words" in note for note in summary["notes"]), "one tokenizer: the same bytes for all"
     first = [n for n in record.points() if n.startswith("self")][:4]
     assert first == ["self/A1/20/1", "self/A2/20/1", "self/A2/20/2", "self/A1/20/2"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -270,7 +270,7 @@ class ReadyProbe:
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """A launched engine as a VALUE. fleet/act/process runs it; in `argv` and `env` "{port}" stands for the
-    port, and "{replica}" for the replica's name.
+    port, and "{replica}" for the replica's name, until it is `filled`.
 
     `context_length` is what the engine takes when it is known from here; `exact_length` are the fields of a request
     body that make an answer as long as `max_tokens` says, for engines that do not know `ignore_eos`. `settings` are
@@ -289,3 +289,12 @@ class LaunchSpec:
     context_length: int | None = None
     exact_length: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+
+    def filled(self, port: int, replica: str) -> LaunchSpec:
+        """As one replica is started."""
+
+        def fill(text: str) -> str:
+            return text.replace("{port}", str(port)).replace("{replica}", replica)
+
+        env = {name: fill(value) for name, value in self.env.items()}
+        return replace(self, argv=tuple(fill(word) for word in self.argv), env=env)

@@ -14,16 +14,16 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
 
 from inferloop.backends import bytecodec
 from inferloop.backends.assemble import Assembler
 from inferloop.backends.protocols import Delta, GenerateRequest, GeneratorInfo, Preview, Prompt, StageTimes
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.digest import digest_of
-from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, RequestError, UsageError
+from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, RequestError, UsageError, nearest
 from inferloop.core.request import FinishReason
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.engine.schedule.step import TokenLogprob
@@ -69,6 +69,25 @@ class Script:
             raise UsageError(f"script: error_rate must be within 0..1, got {self.error_rate}")
         if not self.text:
             raise UsageError("script: text must not be empty")
+        if self.error_kind not in get_args(ErrorKind):
+            raise UsageError(f"script: error_kind={self.error_kind}: must be engine, overloaded or stall")
+
+    @classmethod
+    def parse(cls, pairs: Iterable[str]) -> Script:
+        """From KEY=VALUE pairs. Raises UsageError naming the key, with the nearest valid one."""
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for pair in pairs:
+            key, equals, text = pair.partition("=")
+            if not equals or key not in defaults:
+                close = nearest(key, defaults)
+                hint = f"did you mean {close}?" if close else f"known: {', '.join(defaults)}"
+                raise UsageError(f"script: {pair}: unknown key {key!r} ({hint})")
+            try:
+                values[key] = type(defaults[key])(text)
+            except ValueError:
+                raise UsageError(f"script: {pair}: not a {type(defaults[key]).__name__}") from None
+        return cls(**values)
 
 
 class ScriptedGenerator:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 from enum import StrEnum
 from pathlib import Path
@@ -19,11 +18,10 @@ from inferloop.cli.adapters import (
     adapter_options,
 )
 from inferloop.cli.common import CacheDirOption, verb
-from inferloop.core.errors import UsageError, nearest
+from inferloop.core.errors import UsageError
 
 if TYPE_CHECKING:
     from inferloop.backends.native_load import NativeOptions
-    from inferloop.backends.scripted import Script
 
 
 _MAX_S = 86400.0
@@ -217,6 +215,7 @@ def serve(
     Example: inferloop serve smollm2-135m-instruct --port 8000
     """
     from inferloop.backends.native_load import NativeOptions
+    from inferloop.backends.scripted import Script
     from inferloop.cli.serve_run import Asked, run
     from inferloop.serve.config import ServeConfig
 
@@ -285,7 +284,7 @@ def serve(
         cache_dir=cache_dir,
         options=options,
         config=config,
-        script=parse_script(script or []) if backend is Backend.scripted else None,
+        script=Script.parse(script or ()) if backend is Backend.scripted else None,
         is_openvino=backend is Backend.openvino,
         engine_packages=engine_packages,
         events=events,
@@ -307,24 +306,3 @@ def _refuse_for_openvino(options: NativeOptions) -> None:
     ):
         if getattr(options, name) != getattr(default, name):
             raise UsageError(f"--backend openvino has no {name.replace('_', ' ')}: leave that option out")
-
-
-def parse_script(pairs: list[str]) -> Script:
-    """KEY=VALUE pairs to a Script. Raises UsageError naming the key, with the nearest valid one."""
-    from inferloop.backends.scripted import Script
-
-    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Script)}
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or key not in defaults:
-            close = nearest(key, defaults)
-            hint = f"did you mean {close}?" if close else f"known: {', '.join(defaults)}"
-            raise UsageError(f"--script {pair}: unknown key {key!r} ({hint})")
-        try:
-            values[key] = type(defaults[key])(text)
-        except ValueError:
-            raise UsageError(f"--script {pair}: not a {type(defaults[key]).__name__}") from None
-    if values.get("error_kind") not in (None, "engine", "overloaded", "stall"):
-        raise UsageError(f"--script error_kind={values['error_kind']}: must be engine, overloaded or stall")
-    return Script(**values)

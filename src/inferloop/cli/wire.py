@@ -200,6 +200,9 @@ def target_flags(text: str, entry: Entry) -> tuple[str, dict[str, Value]]:
     if words and is_url(name):
         raise UsageError(f"target {text!r}: flags are for what is launched, and a URL is up already")
     if name == "scripted":
+        from inferloop.backends.scripted import Script
+
+        Script.parse(words)  # told before anything is started
         return name, {"script": words} if words else {}
     pairs = [word.removeprefix("--").partition("=") for word in words]
     flags: dict[str, Value] = {key.replace("-", "_"): value if equals else True for key, equals, value in pairs}
@@ -250,6 +253,7 @@ async def target(
     if is_url(name):
         yield Target(endpoint(name, entry))
         return
+    from inferloop.backends.discover import without_secrets
     from inferloop.backends.endpoint import Endpoint
     from inferloop.backends.serve_process import launch_spec
     from inferloop.cli.engines import setup_of
@@ -276,6 +280,10 @@ async def target(
         spec = launch_spec(model.id, flags, backend="scripted")
         setup = setup_of(_ours(spec, name), None, None, "a script")
     async with _running(spec, log_dir / f"{log_name or name}.log") as process:
+        ran = spec.filled(process.port, process.replica_id)
+        setup = {**setup, "argv": without_secrets(ran.argv), "env": ran.env}
+        if launched_as is not None:
+            launched_as = replace(launched_as, told=setup)
         yield Target(Endpoint(process.url), spec.model_id, codec, launched_as, setup, process.tree)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -55,12 +56,13 @@ def setup_tables(targets: Sequence[Json]) -> list[Markup]:
             f"{t.get('label')}: {t.get('name')}",
             [
                 ["Model file", _code(setup.get("model_file"))],
-                ["Command", _code(" ".join(words(setup.get("argv"))))],
-                ["Environment", _code(" ".join(f"{k}={v}" for k, v in mapping(setup.get("env")).items()))],
+                ["Command", _code(shlex.join(words(setup.get("argv"))))],
+                ["Environment", _code(" ".join(f"{k}={shlex.quote(str(v))}" for k, v in env.items()))],
                 ["Flags chosen by", str(setup.get("tuned") or ABSENT)],
             ],
         )
         for t, setup in known
+        for env in (mapping(setup.get("env")),)
     ]
     columns = [Column("Setting"), *(Column(str(t.get("label"))) for t, _ in known)]
     return [

@@ -70,6 +70,13 @@ def test_a_setup_tells_everything_but_secrets(files: ModelFiles) -> None:
     assert "hush" not in str(told) and "--api-key ***" in " ".join(told["argv"])
 
 
+def test_what_is_told_of_a_replica_is_how_it_was_started(files: ModelFiles) -> None:
+    spec = llamacpp.launch(here("llamacpp", "llama-cpp-python"), ReplicaOptions("tiny", files)).filled(4711, "r0")
+    assert spec.argv[spec.argv.index("--port") + 1] == spec.env["PORT"] == "4711"
+    ours = launch_spec("m", backend="scripted").filled(1, "r0").argv
+    assert ours[ours.index("--replica") + 1] == "r0" and "{" not in " ".join(ours)
+
+
 def test_argv_tells_its_values() -> None:
     argv = Argv("x").set("n-ctx", 5).set("mlock", True)
     assert (argv.get("n_ctx", "?"), argv.get("mlock", "?"), argv.get("seed", "none")) == ("5", "on", "none")

@@ -85,3 +85,5 @@ def test_flags_are_for_what_is_launched() -> None:
     assert target_flags("embedded tensor_parallel=2", Entry())[1] == {"tensor_parallel_size": "2"}
     with pytest.raises(UsageError, match="flags are for"):
         target_flags("http://h:1 a=1", Entry())
+    with pytest.raises(UsageError, match=r"unknown key 'ttft' \(did you mean ttft_ms\?\)"):
+        target_flags("scripted ttft=3", Entry())

@@ -85,20 +85,15 @@ class ReplicaProcess:
         port: int = 0,
         clock: Clock | None = None,
     ) -> ReplicaProcess:
-        """Launch; returns once the engine's process exists (see `wait_ready`). In argv and env values "{port}" is
-        replaced by `port`, or by a free one when it is 0, and "{replica}" by `replica_id`. stdout and stderr are
-        appended to `log_path`.
+        """Launch on `port`, or on a free one when it is 0; returns once the engine's process exists (see `wait_ready`).
+        stdout and stderr are appended to `log_path`.
 
         Raises LaunchError when the program cannot be started.
         """
         chosen = port or reserve_port(_HOST)
         log_path.parent.mkdir(parents=True, exist_ok=True)
-
-        def fill(text: str) -> str:
-            return text.replace("{port}", str(chosen)).replace("{replica}", replica_id)
-
-        argv = [fill(part) for part in spec.argv]
-        env = {**os.environ, **{name: fill(value) for name, value in spec.env.items()}}
+        filled = spec.filled(chosen, replica_id)
+        argv, env = filled.argv, {**os.environ, **filled.env}
         guard: subprocess.Popen[bytes] | None = None
         ours: socket.socket | None = None
         try:
