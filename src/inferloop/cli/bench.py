@@ -199,7 +199,8 @@ def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
         stdout.print(f"capacity  {c.qps:.3g} queries/s of one replica: {c.low:.3g} passes, {above}; {c.method}")
     if c.interval is not None:
         i = c.interval
-        stdout.print(f"          {i.confidence:.0%} interval {i.low:.3g} to {i.high:.3g} (+-{i.half_width:.0%})")
+        width = f"{i.confidence:.0%} interval {i.low:.3g} to {i.high:.3g} (+-{i.half_width:.0%})"
+        stdout.print(f"          {width}: {c.reason}", soft_wrap=True)
     k = result.calibration
     if k is not None:
         added = "" if k.ttft_p50_ms is None else f"adds {k.ttft_p50_ms:.2g} ms to a TTFT (p95 {k.ttft_p95_ms:.2g})"

@@ -119,7 +119,8 @@ def crossing(
     moved = x + wider * x_error * rng.standard_normal((_NUM_DRAWS, len(x)))
     if sustained is not None:
         moved[:, -1] = sustained.draws(rng, _NUM_DRAWS)
-    draws = _crossings(moved, y + wider * error * rng.standard_normal(moved.shape), weights, fall.at(center))
+    y_moved = y + wider * error * rng.standard_normal(moved.shape)
+    draws = _crossings(moved, y_moved, weights, fall.at(center), is_full=sustained is not None)
     gap = float(x[x >= center].min(initial=math.inf) - x[x <= center].max(initial=-math.inf))
     if math.isfinite(gap):
         draws = draws + _SHAPE * gap * rng.standard_normal(_NUM_DRAWS)
@@ -169,11 +170,14 @@ def _slopes(x: Floats, y: Floats, weights: Floats) -> Floats:
     return found
 
 
-def _crossings(x: Floats, y: Floats, weights: Floats, fall: float) -> Floats:
-    """Where the lines through the rows' points cross zero; infinite where one never does."""
-    slopes = np.minimum(_slopes(x, y, weights), -fall)
+def _crossings(x: Floats, y: Floats, weights: Floats, fall: float, *, is_full: bool) -> Floats:
+    """Where the lines through the rows' points cross zero; infinite where one never does. `is_full`: the last point is
+    that of saturation; levels from which nothing falls towards it kept their objectives beyond it, so latency ends
+    nothing before."""
+    told = _slopes(x, y, weights)
+    slopes = np.where(told < 0, np.minimum(told, -fall), 0.0 if is_full else -fall)
     mean, level = x @ weights / weights.sum(), y @ weights / weights.sum()
-    ends = np.where(level > 0, math.inf, -math.inf)
+    ends = np.where((level > 0) | is_full, math.inf, -math.inf)
     out: Floats = np.where(slopes < 0, mean - level / np.minimum(slopes, -1e-300), ends)
     return out
 

@@ -104,12 +104,15 @@ class Frontier:
         edge = self.edge()
         if edge is not None:
             qps = min(max(edge.qps, last.offered_qps), first_fail.offered_qps)
-            interval = replace(edge, qps=qps, low=min(edge.low, qps), high=max(edge.high, qps))
             if edge.limit == "throughput":
-                why = f"no more is completed, by {edge.num_levels} level(s) that were given more"
-                return Capacity(qps, last.offered_qps, high, "sustained", monotone, why, interval)
-            why = f"the margin is used up there, by a line through {edge.num_levels} levels near it"
-            return Capacity(qps, last.offered_qps, high, "fitted", monotone, why, interval)
+                method, why = "sustained", f"no more is completed, by {edge.num_levels} level(s) that were given more"
+            else:
+                method = "fitted"
+                why = f"the margin is used up there, by a line through {edge.num_levels} levels near it"
+            if qps != edge.qps:
+                happened = "passed" if qps > edge.qps else "failed"
+                why = f"{qps:.3g} queries/s {happened}; all levels together put the edge at {edge.qps:.3g}"
+            return Capacity(qps, last.offered_qps, high, method, monotone, why, moved(edge, qps))
         straight = margin_crossing(last, first_fail)
         if straight is None:
             return Capacity(last.offered_qps, last.offered_qps, high, "measured", monotone, "highest rate that passes")
@@ -140,7 +143,7 @@ class Frontier:
         """By all levels: where the objectives are used up, or no more is completed.
 
         Where it is known what is sustained, the interval does not go further below a long level that certainly kept the
-        objectives than the service may have been slower at other times.
+        objectives, or below the edge where that is less, than the service may have been slower at other times.
         """
         most = self.sustained()
         found = crossing(
@@ -164,8 +167,14 @@ class Frontier:
         kept = [
             p.offered_qps for p in self.points if p.verdict == "pass" and (p.margin_low or 0) > 0 and not p.is_scout
         ]
-        least = max(kept, default=0.0) * (1 - _DRIFTS * most.drift)
-        return replace(found, low=max(found.low, min(least, found.qps)))
+        least = min(max(kept, default=0.0), found.qps) * (1 - _DRIFTS * most.drift)
+        return replace(found, low=max(found.low, least))
+
+
+def moved(edge: Crossing, qps: float) -> Crossing:
+    """The edge where a level's verdict puts it. By as much as the two disagree, it may also lie beyond that level."""
+    beyond = 2 * qps - edge.qps
+    return replace(edge, qps=qps, low=min(edge.low, beyond, qps), high=max(edge.high, beyond, qps))
 
 
 def margin_crossing(low: FrontierPoint, high: FrontierPoint) -> float | None:

@@ -45,6 +45,7 @@ def sizing(summary: Json, header: Json) -> Markup | None:
     pairs: list[tuple[str, Child]] = [
         ("Peak rate", _with(peak, "queries/s")),
         ("Capacity c", _with(capacity.get("qps"), "queries/s per replica")),
+        ("95 % interval", _interval(mapping(capacity.get("interval")))),
         ("Measured", _between(capacity)),
         ("Utilization \u03c1", None if rho is None else percent(rho)),
         ("Spare replicas", _with(spare, "")),
@@ -58,6 +59,10 @@ def sizing(summary: Json, header: Json) -> Markup | None:
 
 def _with(value: object, unit: str) -> str | None:
     return None if value is None else f"{number(value)} {unit}".strip()
+
+
+def _interval(found: Json) -> str | None:
+    return f"{number(found['low'])} to {number(found['high'])} queries/s" if {"low", "high"} <= found.keys() else None
 
 
 def _range(replicas: Json) -> str | None:

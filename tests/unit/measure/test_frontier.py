@@ -7,8 +7,10 @@ import re
 
 import pytest
 
+from inferloop.measure.balance import Balance
 from inferloop.measure.crossing import Crossing, Level, crossing
 from inferloop.measure.frontier import Frontier, FrontierPoint
+from inferloop.measure.sustained import Sustained
 from inferloop.measure.verdict import Verdict
 
 
@@ -79,3 +81,39 @@ def test_a_short_window_flatters_and_is_less_certain() -> None:
     assert short.qps < long.qps == pytest.approx(unknown.qps, rel=0.01)
     assert long.half_width < short.half_width
     assert long.half_width < unknown.half_width
+
+
+def level(qps: float, verdict: Verdict, margin: float) -> FrontierPoint:
+    return FrontierPoint(qps, qps, None, verdict, margin, margin - 0.02, margin + 0.02)
+
+
+def test_a_verdict_that_moves_the_capacity_leaves_it_uncertain_on_both_sides() -> None:
+    """The line through all levels crosses zero below a rate that passed, or above one that failed."""
+    for odd, word in ((level(2.7, "pass", 0.02), "passed"), (level(1.6, "fail", -0.02), "failed")):
+        levels = [level(1.0, "pass", 0.5), level(2.0, "inconclusive", 0.02), level(3.0, "fail", -0.5)]
+        frontier = Frontier.of([*levels, odd])
+        edge, c = frontier.edge(), frontier.capacity()
+        assert edge is not None and c.interval is not None
+        assert c.qps == odd.offered_qps and (c.qps > edge.qps) is (word == "passed")
+        apart = abs(c.qps - edge.qps)
+        assert c.interval.low <= c.qps - apart and c.interval.high >= c.qps + apart
+        assert f"{c.qps:.3g} queries/s {word}; all levels together put the edge at" in c.reason
+
+
+def test_levels_that_keep_their_objectives_beyond_what_is_sustained_say_nothing_of_less() -> None:
+    """By a short window's luck more came in time than is sustained in the long run: only completions end there."""
+    most = Sustained(qps=22.0, error=0.5, dof=7, num_levels=6, drift=0.02)
+    for levels in ([Level(25.6, 0.6, 0.5, 0.7)], [Level(24.0, 0.5, 0.4, 0.6), Level(27.0, 0.3, 0.2, 0.4)]):
+        edge = crossing(levels, most)
+        assert edge is not None and (edge.limit, edge.qps) == ("throughput", 22.0)
+        assert 19.0 < edge.low < 21.5 and 22.5 < edge.high < 24.5
+
+
+def test_a_lucky_long_level_does_not_make_the_edge_certain_from_below() -> None:
+    full = Balance("saturated", 30.0, 22.0, 0.3, 0.2, 0.1, 0.3, 0.05, 1500, 60.0)
+    points = [
+        FrontierPoint(25.0, 25.0, None, "pass", 0.5, 0.45, 0.55),
+        FrontierPoint(30.0, 22.0, None, "fail", -2.0, -3.0, -1.0, balance=full),
+    ]
+    edge = Frontier.of(points).edge()
+    assert edge is not None and edge.low < 0.99 * edge.qps

@@ -98,9 +98,10 @@ def test_what_the_load_generator_adds_stands_beside_the_latencies(run: dict[str,
 
 
 def test_the_formula_shows_its_numbers(run: dict[str, Any]) -> None:
-    run["summary"]["capacity"] = {"qps": 2.0, "low": 2.0, "high": 3.0}
+    run["summary"]["capacity"] = {"qps": 2.0, "low": 2.0, "high": 3.0, "interval": {"low": 1.8, "high": 2.2}}
     run["summary"]["replicas"] = {"needed": 7, "rho": 0.75, "failure_headroom": 1, "started": 7}
     text = Page(render_report(run)).text
+    assert "1.8 to 2.2 queries/s" in text
     assert "\u23089 / (2 \u00b7 0.75)\u2309 + 1 = 7" in text
     assert "missing" not in text.split("Objectives")[0].replace("2 replicas are missing", "")
 
