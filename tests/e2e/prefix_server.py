@@ -122,12 +122,16 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # of connections that come at once the rest would try again a second later
+    daemon_threads = True
+
+
 @contextlib.contextmanager
 def prefix_server(**how: Any) -> Iterator[Behaviour]:
     behaviour = Behaviour(**how)
     handler = type("Handler", (_Handler,), {"behaviour": behaviour})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     behaviour.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -100,6 +100,8 @@ class Sender(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._writable.set()
+        if self.ready.done() and self.report.done():
+            return  # all is told, or it was we who hung up: it may not even know yet
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -90,6 +92,23 @@ async def test_senders_share_what_may_be_in_flight() -> None:
         result = await drive(plan(20), Endpoint(server.url), options)
     assert [t.error for t in result.timings] == [None] * 20
     assert server.num_connections <= 3
+
+
+async def test_nobody_waits_for_a_sender_that_does_not_know_yet_that_it_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its link is being closed the loop stands still, and a sender that has told all hears of it only then."""
+    waited: list[float | None] = []
+
+    class Watched(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if threading.current_thread() is threading.main_thread() and self.returncode is None:
+                waited.append(timeout)
+            return super().wait(timeout)
+
+    monkeypatch.setattr("inferloop.bench.senders.subprocess.Popen", Watched)
+    async with serving(always(FRAMED)) as server:
+        result = await drive(plan(5), Endpoint(server.url), DriveOptions(**PATIENT))
+    assert [t.error for t in result.timings] == [None] * 5
+    assert waited == []
 
 
 async def test_timings_need_not_be_kept() -> None:
