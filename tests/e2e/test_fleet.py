@@ -257,7 +257,7 @@ async def test_a_taken_port_is_said_before_anything_is_launched(tmp_path: Path) 
 
 
 OWNER = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 import msgspec
 from inferloop.backends.protocols import LaunchSpec
@@ -268,6 +268,7 @@ async def main():
         await fleet.start(2)
         print("ready", flush=True)
         await asyncio.sleep(600)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 asyncio.run(main())
 """
 
