@@ -79,7 +79,9 @@ class Script:
         values: dict[str, Any] = {}
         for pair in pairs:
             key, equals, text = pair.partition("=")
-            if not equals or key not in defaults:
+            if not equals:
+                raise UsageError(f"--script {pair}: must be KEY=VALUE, as in ttft_ms=20")
+            if key not in defaults:
                 close = nearest(key, defaults)
                 hint = f"did you mean {close}?" if close else f"known: {', '.join(defaults)}"
                 raise UsageError(f"script: {pair}: unknown key {key!r} ({hint})")

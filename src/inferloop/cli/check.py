@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -125,7 +126,7 @@ def _runnable(step: Step, path: Path, contract: Contract) -> Step:
     if command is None:
         return replace(step, todo=f"not in this version: {' '.join(known)}")
     suite = _short(Path(contract.quality.suite)) if contract.quality else "SUITE"
-    return replace(step, todo=step.todo.replace("CONTRACT", str(path)).replace("SUITE", suite))
+    return replace(step, todo=step.todo.replace("CONTRACT", quote(str(path))).replace("SUITE", quote(suite)))
 
 
 def _short(path: Path) -> str:
@@ -149,7 +150,8 @@ def _as_object(contract: Contract, findings: list[Finding], steps: tuple[Step, .
 def _show(contract: Contract, findings: list[Finding], steps: tuple[Step, ...]) -> None:
     merit = PROFILES[contract.archetype].figure_of_merit
     stdout.print(f"[bold]{escape(contract.service)}[/]  {contract.archetype}, judged by {merit}")
-    stdout.print(f"model {escape(contract.model.id)}, digest {contract.digest[:12]}: [green]the contract is sound[/]")
+    stdout.print(f"model {escape(contract.model.id)}")
+    stdout.print(f"contract {contract.digest[:12]} [green]is sound[/]")
     if contract.routing is not None:
         for line in explain(contract.routing):
             stdout.print(escape(line), soft_wrap=True)

@@ -154,7 +154,13 @@ def serve(
     ] = None,
     kv_memory_mib: Annotated[int, typer.Option(min=1, help="Memory for the KV cache, of all ranks together.")] = 512,
     context_length: Annotated[
-        int | None, typer.Option(min=2, help="Bound on prompt and output together, below the model's own.")
+        int | None,
+        typer.Option(
+            "--context-length",
+            "--max-model-len",
+            min=2,
+            help="Bound on prompt and output together, below the model's own.",
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Compute threads of each rank; default is one for each core in all.")
@@ -227,6 +233,8 @@ def serve(
         raise UsageError("--prefix-cache-dir and --prefix-cache-memory-mib need --enable-prefix-caching")
     if engine_packages and backend is not Backend.openvino:
         raise UsageError("--engine-packages needs --backend openvino")
+    if engine_packages and not engine_packages.is_dir():
+        raise UsageError(f"--engine-packages {engine_packages}: is no folder")
     if tensor_parallel_size > 1 and backend is Backend.scripted:
         raise UsageError("--tensor-parallel-size is for a model, and a script has none")
     if script and backend is not Backend.scripted:

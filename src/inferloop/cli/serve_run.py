@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferloop.cli.common import is_interactive, stderr
-from inferloop.core.errors import InferloopError
+from inferloop.core.errors import InferloopError, UsageError
 
 if TYPE_CHECKING:
     from inferloop.backends.native_load import NativeOptions
@@ -95,6 +95,9 @@ def _generator(asked: Asked) -> Iterator[tuple[Generator, _Lost]]:
 
     with model_progress() as progress:
         files = resolve(asked.model, cache_dir=asked.cache_dir, progress=progress)
+    longest, length = files.header.shape.context_length, asked.options.context_length
+    if length is not None and length > longest:
+        raise UsageError(f"--context-length {length}: {asked.model} has a context of {longest} tokens")
     with _openvino(asked, files) if asked.is_openvino else _embedded(asked, files) as made:
         yield made
 

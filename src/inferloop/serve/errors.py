@@ -118,8 +118,8 @@ def _quotable(text: str) -> str:
 
 
 def error_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
-    if isinstance(error, CutShortError):
-        return [(b"x-should-retry", b"false")]  # clients of OpenAI's take a 408 for a broken connection
+    if isinstance(error, CutShortError | RequestError):
+        return [(b"x-should-retry", b"false")]  # clients of OpenAI's send anew after a 408, 409 and all from 500 on
     if isinstance(error, OverloadedError):
         return [(b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode())]
     return []

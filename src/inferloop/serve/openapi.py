@@ -30,6 +30,7 @@ _OK: dict[str, tuple[str, Any, Any, str]] = {
     "/identity": ("get", None, None, "The serving identity: everything that decides what text comes out."),
     "/tokenize": ("post", replies.TokenizeRequest, replies.TokenizeResponse, "Text or conversation to token ids."),
     "/detokenize": ("post", replies.DetokenizeRequest, replies.DetokenizeResponse, "Token ids to text."),
+    "/health": ("get", None, replies.Ready, "The same as /health/ready."),
     "/health/live": ("get", None, replies.Live, "The process answers."),
     "/health/ready": ("get", None, replies.Ready, "A real token was produced; 503 before that and while draining."),
     "/health/progress": ("get", None, replies.Progress, "Step counter and queue."),
@@ -120,7 +121,7 @@ def _operation(path: str, summary: str, request: Any, answer: Any, schema_of: di
             "default": {"description": "An OpenAI error object.", "content": error},
         },
     }
-    if path == "/health/ready":
+    if path in ("/health", "/health/ready"):
         operation["responses"]["503"] = {"description": "Not ready; `reason` says why.", "content": content}
     for name in ("model", "request_id"):
         if f"{{{name}}}" in path:

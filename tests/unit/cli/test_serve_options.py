@@ -93,6 +93,33 @@ def test_queue_pace_and_time_flags_arrive(monkeypatch: pytest.MonkeyPatch) -> No
     assert CliRunner().invoke(app, ["serve", "m", "--tpot-objective-ms", "0"]).exit_code == 2
 
 
+@pytest.mark.parametrize("flag", ["--context-length", "--max-model-len"])
+def test_a_context_beyond_the_models_own_is_refused_before_it_is_loaded(
+    flag: str, embedded_model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("inferloop.backends.native_load.load_native", refused)
+    result = CliRunner().invoke(app, ["serve", str(embedded_model.path), "--port", "0", flag, "8193"])
+    assert result.exit_code == 2
+    assert "--context-length 8193" in result.output and "8192 tokens" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--backend", "scripted", "--script", "ttft_ms"], "must be KEY=VALUE"),
+        (["--backend", "scripted", "--script", "ttft=3"], "did you mean ttft_ms?"),
+        (["--backend", "openvino", "--engine-packages", "not/here"], "--engine-packages not/here: is no folder"),
+        (["--backend", "scripted", "--batch-dir", __file__], "cannot be used: File exists"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_flag(flags: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "m", "--port", "0", *flags])
+    assert (result.exit_code, says in " ".join(result.output.split())) == (2, True), result.output
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [

@@ -55,6 +55,7 @@ def test_only_commands_that_exist_are_recommended(path: Path) -> None:
     found = json.loads(CliRunner().invoke(app, ["check", str(path), "--json"]).stdout)
     todo = {step["number"]: step["todo"] for step in found["checklist"]}
     assert todo[4] == f"inferloop bench {path} --target TARGET"
+    assert todo[6] == f"inferloop compare {path} --targets A,B"
     assert todo[10] == "not in this version: inferloop optimize"
 
 
@@ -64,7 +65,7 @@ def test_the_real_command_recommends_what_can_be_pasted(path: Path) -> None:
     path.write_text(SOUND + "quality_gate: tiny\n")
     found = json.loads(CliRunner().invoke(main.app, ["check", str(path), "--json"]).stdout)
     todo = {step["number"]: step["todo"] for step in found["checklist"]}
-    assert todo[1] == "inferloop eval evals/tiny.yaml --target URL"
+    assert todo[1] == "inferloop eval evals/tiny.yaml --target TARGET"
     assert todo[5] == "not in this version: inferloop models select"
 
 
@@ -132,7 +133,7 @@ def test_a_sound_contract(path: Path) -> None:
 def test_people_see_the_steps(path: Path) -> None:
     code, out, _ = run(str(path))
     assert code == 0
-    assert "output tokens/s per user" in out and "Ten steps" in out and "the contract is sound" in out
+    assert "output tokens/s per user" in out and "Ten steps" in out and "is sound" in out
 
 
 def test_warnings_fail_only_when_asked(path: Path) -> None:

@@ -135,7 +135,8 @@ async def test_nothing_ready_is_503_with_retry_after_and_an_event(front: Front) 
     assert (response.status, response.header("retry-after")) == (503, "1")
     assert (await response.json())["error"]["code"] == "no_replica_ready"
     assert (await front.event()).admission == "refused:no_replica_ready"
-    assert (await front.client.request("GET", "/health/ready")).status == 503
+    for path in ("/health/ready", "/health"):
+        assert (await front.client.request("GET", path)).status == 503
     assert (await front.client.request("GET", "/health/live")).status == 200
 
 

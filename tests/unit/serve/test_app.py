@@ -99,7 +99,7 @@ async def test_ready_only_after_a_real_token() -> None:
             await asyncio.sleep(0.01)
         assert (second.status, answer["reason"]) == (503, "warm-up failed: no device yet")
         for _ in range(400):
-            third = await client.request("GET", "/health/ready")
+            third = await client.request("GET", "/health")
             if (await third.json())["ready"]:
                 break
             await asyncio.sleep(0.01)

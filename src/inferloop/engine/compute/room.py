@@ -14,10 +14,11 @@ def check_room(kv_bytes: int, step_bytes: int = 0) -> None:
     free = psutil.virtual_memory().available
     if kv_bytes + step_bytes > free:
         beside = f", and steps over it take {human_bytes(step_bytes)} more" if step_bytes else ""
-        raise no_room(kv_bytes, f"{human_bytes(free)} are free{beside}")
+        or_threads = " or --threads" if step_bytes > kv_bytes else ""  # each of which takes its part of them
+        raise no_room(
+            kv_bytes, f"{human_bytes(free)} are free{beside}", f"Choose less, with --kv-memory-mib{or_threads}."
+        )
 
 
-def no_room(kv_bytes: int, why: str) -> EnvironmentLacksError:
-    return EnvironmentLacksError(
-        f"no room for {human_bytes(kv_bytes)} of KV memory: {why}", fix="Choose less, with --kv-memory-mib."
-    )
+def no_room(kv_bytes: int, why: str, fix: str = "Choose less, with --kv-memory-mib.") -> EnvironmentLacksError:
+    return EnvironmentLacksError(f"no room for {human_bytes(kv_bytes)} of KV memory: {why}", fix=fix)

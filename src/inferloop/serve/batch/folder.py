@@ -25,7 +25,7 @@ class Folder:
             self._files.mkdir(mode=0o700, exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise UsageError(f"--batch-dir {path}: {error.strerror}") from None
+            raise UsageError(f"--batch-dir {path} cannot be used: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -18,7 +18,7 @@ def own_answer(method: str, path: str, router: Router, metrics: GatewayMetrics, 
     """None for what goes to a replica."""
     if path == "/health/live":
         return Answer(200, b'{"status":"live"}')
-    if path == "/health/ready":
+    if path in ("/health", "/health/ready"):
         return _ready(router, config)
     if path == "/health/progress":
         return _progress(router, metrics)
