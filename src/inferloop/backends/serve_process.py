@@ -45,8 +45,7 @@ def launch_spec(
     `deterministic=True`, `script=["ttft_ms=5"]`); None and False leave a flag out."""
     argv = [sys.executable, "-m", "inferloop", "serve", model_id, "--host", "127.0.0.1", "--port", "{port}"]
     argv += ["--replica", "{replica}", "--backend", backend, "--drain-timeout-s", f"{drain_timeout_s:g}"]
-    for name, value in (options or {}).items():
-        argv += _flag("--" + name.replace("_", "-"), value)
+    argv += serve_flags(options or {})
     return LaunchSpec(
         backend="serve",
         argv=tuple(argv),
@@ -56,6 +55,11 @@ def launch_spec(
         drain_timeout_s=drain_timeout_s,
         settings={} if backend == "scripted" else _settings(options or {}),
     )
+
+
+def serve_flags(options: Mapping[str, Value]) -> list[str]:
+    """As words of a command line."""
+    return [word for name, value in options.items() for word in _flag("--" + name.replace("_", "-"), value)]
 
 
 DEFAULTS = {"kv_memory_mib": 512, "max_num_seqs": 32, "max_num_batched_tokens": 256}

@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 from inferloop.core.slo import Slo
+from inferloop.core.units import figure
 from inferloop.measure.balance import Balance
 from inferloop.measure.bootstrap import BlockBootstrap
 from inferloop.measure.columns import Columns
@@ -63,7 +64,7 @@ class SideWindow:
     @property
     def text(self) -> str:
         rate = token_rate(self.rows)
-        tokens = "" if rate is None else f", {rate:.3g} tok/s"
+        tokens = "" if rate is None else f", {figure(rate)} tok/s"
         return f"{self.name}: {len(self.timings)} requests{tokens}" + "".join(f", void: {text}" for text in self.void)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from inferloop.bench.calibrate import Calibration
 from inferloop.core.digest import plain
+from inferloop.core.units import figure
 from inferloop.measure.frontier import Capacity, Frontier, FrontierPoint
 from inferloop.measure.margin import MarginInterval
 from inferloop.measure.samples import NOT_THE_SERVICE
@@ -144,11 +145,11 @@ def saturated(points: Sequence[BenchPoint]) -> Capacity:
 def describe(point: BenchPoint) -> str:
     """One line for people."""
     s = point.summary
-    rate = "" if s.achieved_qps is None else f"{s.achieved_qps:.3g} queries/s"
+    rate = "" if s.achieved_qps is None else f"{figure(s.achieved_qps)} queries/s"
     if point.slo.balance is not None and point.slo.balance.verdict != "sustained":
         rate = point.slo.balance.reason
-    tokens = "" if s.output_tok_s is None else f"{s.output_tok_s:.3g} tok/s"
-    name = point.name if point.offered_qps is None else f"{point.name} at {point.offered_qps:.3g}/s"
+    tokens = "" if s.output_tok_s is None else f"{figure(s.output_tok_s)} tok/s"
+    name = point.name if point.offered_qps is None else f"{point.name} at {figure(point.offered_qps)}/s"
     return ", ".join(part for part in (f"{name}: {point.verdict}", rate, tokens, *point.void) if part)
 
 

@@ -84,7 +84,7 @@ for _name, _help in VERBS.items():
     app.command(_name, short_help=_help)(_not_yet)
 
 
-_WrongUse = cast(type[Exception], typer.BadParameter.__mro__[1])
+WrongUse = cast(type[Exception], typer.BadParameter.__mro__[1])
 """The command line does not parse. Typer carries this class but does not export it."""
 
 
@@ -92,7 +92,7 @@ def run() -> None:
     """Exits with the verb's code; with 2, and an object on stdout under --json, when the command line is wrong."""
     try:
         code = app(standalone_mode=False)
-    except _WrongUse as error:
+    except WrongUse as error:
         error.show()  # type: ignore[attr-defined]
         if "--json" in sys.argv[1:]:
             print_json({"error": {"type": "UsageError", "message": error.format_message()}})  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from rich.table import Table
 from inferloop.bench.result import BenchPoint
 from inferloop.cli.common import stdout
 from inferloop.cli.gates import Gate
+from inferloop.core.units import figure
 from inferloop.measure.summary import Latency
 
 _ROOMY = 92
@@ -131,10 +132,8 @@ def _table(title: str) -> Table:
 
 
 def _number(value: float | None) -> str:
-    """Three significant digits, never an exponent: a rate or milliseconds."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    """A rate or milliseconds."""
+    return "-" if value is None else figure(value)
 
 
 def _latency(latency: Latency | None, *names: str) -> list[str]:

@@ -118,7 +118,7 @@ class Up:
             self._narrator.news(f"run folder {writer.path}")
             with self._stage(writer, "model", f"model {', '.join(dict.fromkeys(m.id for m in self._models.values()))}"):
                 files = {name: await self._fetch(model) for name, model in self._models.items()}
-            with self._stage(writer, "memory", "does one replica of each model fit this machine"):
+            with self._stage(writer, "memory", "does a replica fit this machine"):
                 judged = judge_memory(contract, files, machine_capacity(), self._kv_memory_mib)
                 for news in (judged.gate.reason, *(told_of_chats(files) if contract.routing else ())):
                     self._narrator.news(news)
@@ -257,6 +257,7 @@ class Up:
     ) -> AsyncIterator[Fleet]:
         routing = self._contract.routing
         wanted = {self._measured: fitting.start} | replicas_beside(self._contract)
+        n = sum(wanted.values())
         sink = JsonlSink(writer.path / "events" / "gateway.jsonl")
         config = FleetConfig(
             log_dir=writer.path / "logs",
@@ -265,7 +266,7 @@ class Up:
         )
         try:
             async with Fleet(specs if routing else specs[self._measured], config, sink=sink) as fleet:
-                with self._stage(writer, "fleet", f"gateway and {sum(wanted.values())} replica(s)"):
+                with self._stage(writer, "fleet", f"gateway and {n} replica" + "s" * (n > 1)):
                     await fleet.start(wanted if routing else fitting.start)
                     self._narrator.news(f"listening on {fleet.url}")
                 yield fleet

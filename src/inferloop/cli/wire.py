@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ ENGINES = ("llamacpp", "llama-server", "vllm", "openvino", "sglang", "trtllm")
 """Other engines; each is a file of backends."""
 LAUNCHABLE = ("embedded", "scripted", *ENGINES)
 EMBEDDED_MODEL = "smollm2-135m-instruct"
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?")
 T = TypeVar("T")
 
 
@@ -206,9 +208,25 @@ def target_flags(text: str, entry: Entry) -> tuple[str, dict[str, Value]]:
         return name, {"script": words} if words else {}
     pairs = [word.removeprefix("--").partition("=") for word in words]
     flags: dict[str, Value] = {key.replace("-", "_"): value if equals else True for key, equals, value in pairs}
-    if name == "embedded" and "tensor_parallel" in flags:  # as every engine calls it here; `serve` says what vLLM says
-        flags["tensor_parallel_size"] = flags.pop("tensor_parallel")
+    if name == "embedded":
+        flags = {_SERVE_NAMES.get(key, key): value for key, value in flags.items()}
+        _check_flags(text, flags)
     return name, flags
+
+
+_SERVE_NAMES = {"tensor_parallel": "tensor_parallel_size", "memory_mib": "kv_memory_mib"}
+"""Of what every engine takes under one name here, where `serve` has another."""
+
+
+def _check_flags(text: str, flags: Mapping[str, Value]) -> None:
+    """What `inferloop serve` would say in a log, once it was started, is said now."""
+    from inferloop.backends.serve_process import serve_flags
+    from inferloop.cli.main import WrongUse, verb_command
+
+    try:
+        verb_command("serve").make_context("serve", [EMBEDDED_MODEL, *serve_flags(flags)])
+    except WrongUse as error:
+        raise UsageError(f"target {text!r}: {error.format_message()}") from None  # type: ignore[attr-defined]
 
 
 def check_target(name: str, entry: Entry) -> None:
@@ -218,7 +236,7 @@ def check_target(name: str, entry: Entry) -> None:
         endpoint(name, entry)
         return
     if name not in LAUNCHABLE:
-        close = nearest(name, LAUNCHABLE)
+        close = f"http://{name}" if _HOST_AND_PORT.fullmatch(name) else nearest(name, LAUNCHABLE)
         hint = (
             f"did you mean {close!r}?"
             if close

@@ -1,4 +1,4 @@
-"""Unit constants and the two conversions that everybody needs."""
+"""Unit constants and the conversions that everybody needs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ GIB = 1 << 30
 def ns_to_ms(ns: int | float) -> float:
     """Nanoseconds to milliseconds."""
     return ns / NS_PER_MS
+
+
+def figure(value: float) -> str:
+    """Three significant digits, never an exponent, for people: `0.512`, `78.1`, `2252`."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def human_bytes(num_bytes: int | float) -> str:

@@ -74,7 +74,7 @@ def size(
     low = replicas_for(peak_qps, best, rho) + failure_headroom
     high = replicas_for(peak_qps, capacity.low, rho) + failure_headroom if capacity.low > 0 else None
     reason = (
-        f"ceil({peak_qps:g} / ({c:.4g} * {rho:g})) = {needed - failure_headroom} carry the peak, "
+        f"ceil(peak {peak_qps:g}/s / (capacity {c:.4g}/s * rho {rho:g})) = {needed - failure_headroom} carry the peak, "
         f"{failure_headroom} more may be lost"
     )
     return Sizing(True, peak_qps, c, rho, failure_headroom, needed, low, high, reason)

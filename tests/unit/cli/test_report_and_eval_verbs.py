@@ -125,7 +125,7 @@ def test_eval_of_something_else_says_what_answered(
 
 def test_eval_names_what_is_wrong_with_its_arguments(tmp_path: Path, suite: Path) -> None:
     told = CliRunner().invoke(app, ["eval", str(suite), "--target", "localhost:8000"])
-    assert told.exit_code == 2 and "a URL such as http:" in told.stderr
+    assert told.exit_code == 2 and "did you mean 'http://localhost:8000'" in told.stderr
     suite.write_text(SUITE.replace("kind: exact", "kind: exakt", 1))
     told = CliRunner().invoke(app, ["eval", str(suite), "--target", "http://x", "--runs-dir", str(tmp_path / "r")])
     assert told.exit_code == 2 and "did you mean exact" in told.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,24 @@ def test_flags_are_for_what_is_launched() -> None:
         "embedded",
         {"kv_dtype": "int8", "deterministic": True},
     )
-    assert target_flags("embedded tensor_parallel=2", Entry())[1] == {"tensor_parallel_size": "2"}
+    assert target_flags("embedded tensor_parallel=2 memory_mib=64", Entry())[1] == {
+        "tensor_parallel_size": "2",
+        "kv_memory_mib": "64",
+    }
     with pytest.raises(UsageError, match="flags are for"):
         target_flags("http://h:1 a=1", Entry())
-    with pytest.raises(UsageError, match=r"unknown key 'ttft' \(did you mean ttft_ms\?\)"):
-        target_flags("scripted ttft=3", Entry())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("embedded kv_dtype=int9", "'int9' is not one of"),
+        ("embedded threads=0", "--threads"),
+        ("embedded nosuch=1", "No such option: --nosuch"),
+        ("scripted ttft=5", "did you mean ttft_ms"),
+        ("localhost:8000", "did you mean 'http://localhost:8000'"),
+    ],
+)
+def test_a_wrong_target_is_told_before_anything_is_started(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        target_flags(text, Entry())

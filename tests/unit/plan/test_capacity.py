@@ -20,7 +20,7 @@ def capacity(qps: float, low: float | None = None, high: float | None = None) ->
 def test_by_hand() -> None:
     s = size(90.0, capacity(10.0, 8.0, 12.0), rho=0.7, failure_headroom=1)
     assert (s.needed, s.low, s.high) == (13 + 1, 11 + 1, 17 + 1)
-    assert "ceil(90 / (10 * 0.7)) = 13" in s.reason
+    assert "ceil(peak 90/s / (capacity 10/s * rho 0.7)) = 13" in s.reason
     assert size(2.0, capacity(10.0), failure_headroom=0).needed == 1
 
 
