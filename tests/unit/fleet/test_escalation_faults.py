@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from tests.unit.fleet.gateways import NO_RETRIES, Desk, escalating, eventually
-from tests.unit.fleet.models import BROKEN, GOOD, JSON, content, refuses, says
-from tests.unit.fleet.stubs import Asked, Handler, Talk, dies, never
+from tests.unit.fleet.models import BROKEN, GOOD, JSON, content, refuses, said, says
+from tests.unit.fleet.stubs import Asked, Handler, Talk, answers, dies, never
 
 from inferloop.fleet.decide.routes import HANDOVER_S
 
@@ -122,3 +123,59 @@ async def test_a_caller_who_leaves_cancels_the_hop_in_flight(desk: Desk, silent:
     assert len(desk.stubs["strong"].asked) == (silent == "strong"), "nobody else is asked for who has left"
     assert desk.router.num_in_flight == 0
     assert event.cost_usd == (event.hops[0].cost_usd if silent == "strong" else None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_strong_model_that_begins_and_then_is_silent_leaves_the_cheap_answer(desk: Desk, stream: bool) -> None:
+    """Its headers alone are no answer within the deadline."""
+
+    async def begins(asked: Asked, talk: Talk) -> None:
+        kind = b"text/event-stream" if stream else b"application/json"
+        await talk.raw(b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: 99\r\n\r\n" % kind)
+        await talk.until_closed()
+
+    await desk.open(cheap=says(BROKEN), strong=begins)
+    response = await desk.post(headers={"x-request-timeout-ms": "300"}, stream=stream, **JSON)
+    assert said(await response.read()) == BROKEN and response.header("x-inferloop-escalation-missed") == "timeout"
+    assert [hop.error_class for hop in (await desk.event()).hops] == [None, "timeout"]
+    assert not desk.faults, "how short the deadline was is no fault of the replica"
+
+
+async def test_a_held_stream_has_the_deadline_that_its_request_has(desk: Desk) -> None:
+    async def trickles(asked: Asked, talk: Talk) -> None:
+        await talk.sse('{"choices":[{"index":0,"delta":{"content":"{"}}]}')
+        await talk.until_closed()
+
+    await desk.open(cheap=trickles, strong=says(GOOD))
+    response = await desk.post(headers={"x-request-timeout-ms": "300"}, stream=True, **JSON)
+    assert (response.status, (await desk.event()).error_class) == (504, "timeout")
+
+
+@pytest.mark.parametrize("asked_for", [{"stream": True}, {}])
+async def test_who_cancels_does_not_ask_the_next_model(desk: Desk, asked_for: dict[str, Any]) -> None:
+    """As replicas tell of it, also where a model that is unavailable would be replaced."""
+    told = {"error": {"message": "the request was cancelled", "type": "request_ended_error", "code": "cancelled"}}
+
+    async def cancelled(asked: Asked, talk: Talk) -> None:
+        if not asked_for:
+            await talk.json(499, json.dumps(told).encode())
+            return
+        await talk.sse('{"choices":[{"index":0,"delta":{"content":"{"}}]}', json.dumps(told))
+        await talk.end()
+
+    await desk.open(routing=escalating(unavailable=True), cheap=cancelled, strong=says(GOOD))
+    response = await desk.post(**asked_for, **JSON)
+    assert (response.status, await response.json()) == (499, told) and not desk.stubs["strong"].asked
+    assert (await desk.event()).error_class == "http_4xx"
+
+
+async def test_a_429_is_the_callers_and_keeps_its_retry_after(desk: Desk) -> None:
+    await desk.open(
+        routing=escalating(unavailable=True), cheap=answers(429, b"{}", "retry-after: 7"), strong=says(GOOD)
+    )
+    response = await desk.post(**JSON)
+    assert (response.status, response.header("retry-after")) == (429, "7") and not desk.stubs["strong"].asked
+    desk.stubs["cheap"].handle, desk.stubs["strong"].handle = says(BROKEN), desk.stubs["cheap"].handle
+    response = await desk.post(**JSON)
+    assert (response.status, response.header("x-inferloop-escalation-missed")) == (200, "http_429")
+    assert response.header("retry-after") is None

@@ -89,6 +89,17 @@ async def test_a_stream_of_responses_is_held_and_escalated(desk: Desk) -> None:
     assert [hop.num_output_tokens for hop in (await desk.event()).hops] == [2, 2]
 
 
+async def test_a_held_stream_of_responses_that_ends_too_early_is_no_answer(desk: Desk) -> None:
+    async def stops(asked: Asked, talk: Talk) -> None:
+        await talk.sse('{"type":"response.created","response":{"output":[]}}')
+        await talk.event('{"type":"response.output_text.delta","delta":"secret"}')
+        await talk.end()
+
+    await desk.open(cheap=stops, strong=says(GOOD))
+    response = await desk.post(RESPONSES, stream=True, input="?", text={"format": {"type": "json_object"}})
+    assert (response.status, b"secret" in await response.read()) == (502, False)
+
+
 @pytest.mark.parametrize("ending", ["cut", "error", "early"])
 async def test_a_held_stream_that_breaks_is_an_error_and_no_half_answer(desk: Desk, ending: str) -> None:
     async def breaks(asked: Asked, talk: Talk) -> None:

@@ -76,6 +76,24 @@ def test_zero_log_probabilities_are_asked_for_too(told: Any, asks: bool) -> None
     assert read_body("/v1/completions", json.dumps({"logprobs": told}).encode()).asks_logprobs is asks
 
 
+@pytest.mark.parametrize(
+    ("dialect", "frame", "error", "ended"),
+    [
+        ("chat", {"error": {"type": "request_ended_error", "code": "cancelled"}}, True, 499),
+        ("chat", {"error": {"type": "request_ended_error", "code": "timeout"}}, True, 408),
+        ("chat", {"error": {"type": "server_error", "code": "engine_error"}}, False, None),
+        ("chat", {"error": "no object"}, False, None),
+        ("responses", {"type": "response.failed", "response": {"error": {"type": "request_ended_error"}}}, True, 499),
+        ("responses", {"type": "response.failed", "response": {"error": {"type": "server_error"}}}, False, None),
+        ("responses", {"type": "error", "error": {"type": "server_error"}}, False, None),
+    ],
+)
+def test_what_ended_a_stream_is_told_from_what_broke_it(dialect: Any, frame: Any, error: bool, ended: Any) -> None:
+    with pytest.raises(BrokenStreamError) as caught:
+        read_stream(b"data: " + json.dumps(frame).encode() + b"\n\n", dialect, reads_logprobs=True)
+    assert caught.value.ended == ended and bool(caught.value.body) is error
+
+
 SHAPE = {"type": "object", "required": ["b", "a"]}
 
 

@@ -14,6 +14,7 @@ from inferloop.fleet.act.gateway.body import Dialect
 from inferloop.fleet.decide.answer_checks import AnswerSummary, ChoiceSummary, ToolCall
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
+_LAST_TYPES = ("response.completed", "response.incomplete")
 _NO_USAGE = b',"usage":null'
 """Inside of a text it would have backslashes."""
 
@@ -23,7 +24,12 @@ class UnreadableError(Exception):
 
 
 class BrokenStreamError(Exception):
-    """The stream ended with an error, or before its end."""
+    """The stream ended with an error, or before its end. Where that was no fault but a cancel or the deadline, `ended`
+    is the status that goes with it, and `body` says so."""
+
+    def __init__(self, message: str, ended: int | None = None, body: bytes = b"") -> None:
+        self.ended, self.body = ended, body
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +54,11 @@ def read_stream(body: bytes, dialect: Dialect, *, reads_logprobs: bool) -> Read:
     try:
         frames = [msgspec.json.decode(data) for data in events if data != b"[DONE]"]
         if broken := next((f for f in frames if f.get("error") or f.get("type") in ("error", "response.failed")), None):
-            raise BrokenStreamError(f"the stream ended with an error: {str(broken)[:200]}")
+            raise _broken_by(broken)
         if dialect == "responses":
-            last = frames[-1]["response"] if frames else {}
+            if not frames or frames[-1].get("type") not in _LAST_TYPES:
+                raise BrokenStreamError("the stream ended without its last event")
+            last = frames[-1]["response"]
             return Read(AnswerSummary(_response_choices(last)), tokens_of(last.get("usage")))
         if not events or events[-1] != b"[DONE]":
             raise BrokenStreamError("the stream ended without [DONE]")
@@ -58,6 +66,16 @@ def read_stream(body: bytes, dialect: Dialect, *, reads_logprobs: bool) -> Read:
         return Read(AnswerSummary(_joined(frames, reads_logprobs)), tokens_of(usage))
     except (msgspec.MsgspecError, UnicodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from None
+
+
+def _broken_by(frame: dict[str, Any]) -> BrokenStreamError:
+    """Replicas tell of what ended a request by an error of this type, in a stream as elsewhere."""
+    error = frame.get("error") or (frame.get("response") or {}).get("error")
+    text = f"the stream ended with an error: {str(frame)[:200]}"
+    if not isinstance(error, dict) or error.get("type") != "request_ended_error":
+        return BrokenStreamError(text)
+    ended = 408 if error.get("code") == "timeout" else 499
+    return BrokenStreamError(text, ended, msgspec.json.encode({"error": error}))
 
 
 def tokens_of(usage: Any) -> Tokens | None:

@@ -107,11 +107,19 @@ class RoutedServing:
             is_last = len(account.hops) == len(route.models)
             held = not is_last and work.body.dialect is not None and may_fail(self._routing, work.wants)
             sent = self._request(work, hop, len(account.hops), step.within_s, held=held)
-            async with self._asker.ask(sent, hop) as asked:
-                if isinstance(asked.result, Streaming) and not held:
-                    await self._relay(asked, work, hop, reply)
-                    return
-                outcome = await self._whole(asked, work, hop, step.within_s, held=held)
+            try:
+                async with (
+                    asyncio.timeout(None if step.within_s is None else step.within_s + _GRACE_S) as limit,
+                    self._asker.ask(sent, hop) as asked,
+                ):
+                    if isinstance(asked.result, Streaming) and not held:
+                        limit.reschedule(None)  # what has begun is ended by the replica, which knows the deadline too
+                        await self._relay(asked, work, hop, reply)
+                        return
+                    outcome: Answer | Failed | Choice = await self._whole(asked, work, hop, held=held)
+            except TimeoutError:
+                hop.status, hop.error_class = None, "timeout"
+                outcome = Failed(AttemptOutcome(None, "timeout"), "the answer was not complete in time")
             step = self._judge(outcome, work, reply, hop)
             because = f"escalated:{','.join(hop.failed_checks)}"
             if isinstance(step, Deliver):
@@ -131,15 +139,13 @@ class RoutedServing:
             hop.tokens = tap.tokens
             self._count_cost(hop)
 
-    async def _whole(
-        self, asked: Asked, work: _Work, hop: Hop, within_s: float | None, *, held: bool
-    ) -> Answer | Failed | Choice:
+    async def _whole(self, asked: Asked, work: _Work, hop: Hop, *, held: bool) -> Answer | Failed | Choice:
         """The result with a stream read to its end, and what the answer says of itself noted on the hop."""
         result = asked.result
         streamed = isinstance(result, Streaming)
         if isinstance(result, Streaming):
             assert asked.upstream is not None
-            result = await self._hold(result, asked.upstream, hop, within_s)
+            result = await self._hold(result, asked.upstream, hop)
         if not isinstance(result, Answer):
             return result
         if result.status != 200:
@@ -148,6 +154,9 @@ class RoutedServing:
         try:
             read = await self._read(result.body, work, streamed=streamed, held=held)
         except BrokenStreamError as error:
+            if error.ended is not None:  # by its caller or its deadline, as it is told before a stream begins
+                hop.status, hop.error_class = error.ended, "http_4xx"
+                return Answer(error.ended, error.body)
             hop.status, hop.error_class = 502, "truncated"
             return Failed(AttemptOutcome(502, "truncated", answer_began=True), str(error))
         except UnreadableError:
@@ -159,19 +168,17 @@ class RoutedServing:
             hop.failed_checks = await asyncio.to_thread(check) if work.wants.has_schema else check()
         return self._cleaned(result, work, streamed=streamed, held=held)
 
-    async def _hold(self, stream: Streaming, upstream: Upstream, hop: Hop, within_s: float | None) -> Answer | Failed:
+    async def _hold(self, stream: Streaming, upstream: Upstream, hop: Hop) -> Answer | Failed:
         """Read a stream to its end, unseen. Once it has begun, the work is not done twice (as for whole answers)."""
-        parts, response = [stream.first], stream.response
+        parts, response = [], stream.response
+        data: bytes | None = stream.first
         try:
-            async with asyncio.timeout(None if within_s is None else within_s + _GRACE_S):
-                while data := await response.next_bytes():
-                    parts.append(data)
-                    self._metrics.num_pieces += 1
-            upstream.num_bytes += sum(map(len, parts))
+            while data:
+                parts.append(data)
+                upstream.num_bytes += len(data)
+                self._metrics.num_pieces += 1
+                data = await response.next_bytes()
             return Answer(200, b"".join(parts), tuple(stream.headers))
-        except TimeoutError:
-            hop.status, hop.error_class = None, "timeout"
-            return Failed(AttemptOutcome(None, "timeout", answer_began=True), "the answer was not complete in time")
         except HttpError as error:
             hop.error_class = error.kind
             failed = Failed(AttemptOutcome(200, error.kind, answer_began=True), str(error))
@@ -238,14 +245,11 @@ class RoutedServing:
         ours = {"traceparent", _ATTEMPT_HEADER} | ({_DEADLINE_HEADER} if within_s is not None else set())
         headers: list[Header] = [pair for pair in work.request.headers if pair[0] not in ours]
         headers += [("traceparent", hop.trace.header), (_ATTEMPT_HEADER, str(number))]
-        timeout_s = self._config.upstream_timeout_s
         if within_s is not None:
             headers.append((_DEADLINE_HEADER, str(max(1, round(within_s * 1000)))))
-            ours_s = within_s + _GRACE_S
-            timeout_s = ours_s if timeout_s is None else min(ours_s, timeout_s)
         body = work.body.for_model(hop.model, needs_logprobs=held and self._needs_logprobs())
         sent_body = None if work.request.body is None else body
-        return replace(work.request, headers=headers, body=sent_body, timeout_s=timeout_s)
+        return replace(work.request, headers=headers, body=sent_body)
 
     def _needs_logprobs(self) -> bool:
         return self._routing.escalation is not None and self._routing.escalation.low_logprob is not None
