@@ -19,7 +19,7 @@ import numpy as np
 from tests.adapters import write_adapter
 
 from inferloop.backends.native_choice import load_runner
-from inferloop.backends.native_load import NativeOptions
+from inferloop.backends.native_options import NativeOptions
 from inferloop.core.request import Sampling
 from inferloop.engine.compute.adapter import load_adapter
 from inferloop.engine.compute.runner import AdapterRunner, Runner

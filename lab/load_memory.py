@@ -89,7 +89,7 @@ def resident(status: Path) -> dict[str, int]:
 def load_one(model: str, runner: str, cache: str) -> None:
     """In the process that is watched. Prints a line when it may begin, and the bytes of the weights when it is done."""
     from inferloop.backends.native_choice import load_runner
-    from inferloop.backends.native_load import NativeOptions
+    from inferloop.backends.native_options import NativeOptions
     from inferloop.models.digests import weights_digest
     from inferloop.models.resolve import resolve
 

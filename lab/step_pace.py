@@ -16,7 +16,8 @@ import time
 from collections.abc import Sequence
 
 from inferloop.backends.native import NativeGenerator
-from inferloop.backends.native_load import NativeOptions, load_native
+from inferloop.backends.native_load import load_native
+from inferloop.backends.native_options import NativeOptions
 from inferloop.backends.protocols import GenerateRequest, Prompt
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import BATCH_PRIORITY, Sampling

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 
 from inferloop.backends.http import HttpClient
-from inferloop.backends.native_load import NativeOptions, load_native
+from inferloop.backends.native_load import load_native
+from inferloop.backends.native_options import NativeOptions
 from inferloop.models.resolve import ModelFiles
 from inferloop.records.sink import DropSink
 from inferloop.serve.app import build_app

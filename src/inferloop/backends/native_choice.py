@@ -7,8 +7,9 @@ import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
+from inferloop.backends.native_options import NativeOptions
 from inferloop.core.errors import EnvironmentLacksError, InferloopError, UsageError, nearest
 from inferloop.core.units import MIB
 from inferloop.models.digests import weights_digest
@@ -17,12 +18,9 @@ from inferloop.models.headers import ModelHeader
 from inferloop.models.resolve import ModelFiles
 
 if TYPE_CHECKING:
-    from inferloop.backends.native_load import NativeOptions
     from inferloop.engine.compute.native.config import Weights
     from inferloop.engine.compute.runner import Runner
     from inferloop.engine.compute.torch.parallel.ranks import Ranks
-
-Compute = Literal["auto", "native", "torch"]
 
 _log = logging.getLogger(__name__)
 _WEIGHTS = {"auto": "stored", "bf16": "bf16", "int8": "int8", "fp32": "fp32"}

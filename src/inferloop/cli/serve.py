@@ -21,7 +21,7 @@ from inferloop.cli.common import CacheDirOption, verb
 from inferloop.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from inferloop.backends.native_load import NativeOptions
+    from inferloop.backends.native_options import NativeOptions
 
 
 _MAX_S = 86400.0
@@ -220,7 +220,7 @@ def serve(
 
     Example: inferloop serve smollm2-135m-instruct --port 8000
     """
-    from inferloop.backends.native_load import NativeOptions
+    from inferloop.backends.native_options import NativeOptions
     from inferloop.backends.scripted import Script
     from inferloop.cli.serve_run import Asked, run
     from inferloop.serve.config import ServeConfig
@@ -305,7 +305,7 @@ def serve(
 
 def _refuse_for_openvino(options: NativeOptions) -> None:
     """Raises UsageError for what was asked and only our engine has."""
-    from inferloop.backends.native_load import NativeOptions
+    from inferloop.backends.native_options import NativeOptions
 
     default = NativeOptions()
     for name in (

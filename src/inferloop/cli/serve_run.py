@@ -15,7 +15,7 @@ from inferloop.cli.common import is_interactive, stderr
 from inferloop.core.errors import InferloopError, UsageError
 
 if TYPE_CHECKING:
-    from inferloop.backends.native_load import NativeOptions
+    from inferloop.backends.native_options import NativeOptions
     from inferloop.backends.protocols import Generator
     from inferloop.backends.scripted import Script
     from inferloop.fleet.act.ranks import RankProcesses

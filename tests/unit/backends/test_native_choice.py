@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from inferloop.backends.native_choice import load_runner, pack_ahead, why_not_native
-from inferloop.backends.native_load import NativeOptions
+from inferloop.backends.native_options import NativeOptions
 from inferloop.cli.wire import memory_needs, precision_flags
 from inferloop.contract.workload import ModelRef, Precision
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError, UsageError

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from inferloop.backends.native_load import NativeOptions, native_identity
+from inferloop.backends.native_load import native_identity
+from inferloop.backends.native_options import NativeOptions
 from inferloop.engine.compute.echo import EchoRunner
 from inferloop.engine.text.codec import Codec
 from inferloop.models.identity import ServingIdentity

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inferloop.backends.native_load import NativeOptions, open_store
+from inferloop.backends.native_load import open_store
+from inferloop.backends.native_options import NativeOptions
 from inferloop.core.clock import RealClock
 from inferloop.core.errors import UsageError
 from inferloop.engine.compute.echo import EchoRunner

@@ -10,7 +10,7 @@ import pytest
 from inferloop.backends import llama_server, llamacpp, openvino, vllm
 from inferloop.backends.discover import ENGINES
 from inferloop.backends.engine_kind import Argv, Installation, ReplicaOptions
-from inferloop.backends.native_load import NativeOptions
+from inferloop.backends.native_options import NativeOptions
 from inferloop.backends.openvino_pipeline import OpenVinoOptions
 from inferloop.backends.serve_process import DEFAULTS, launch_spec
 from inferloop.cli.engines import setup_of

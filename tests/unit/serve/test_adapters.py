@@ -16,7 +16,8 @@ from tests.adapters import write_adapter
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.native import NativeGenerator
-from inferloop.backends.native_load import NativeOptions, load_native
+from inferloop.backends.native_load import load_native
+from inferloop.backends.native_options import NativeOptions
 from inferloop.core.errors import ModelFileError, UsageError
 from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.schedule.step import StepResult
