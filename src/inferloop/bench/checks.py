@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from inferloop.bench.drive import DriveResult
 from inferloop.bench.render import RenderedRequest
-from inferloop.bench.reuse import reusable_share
+from inferloop.bench.reuse import TOLERANCE, Reuse, reuse_of
 from inferloop.bench.window import TICK_NS
 from inferloop.core.slo import Slo
 from inferloop.core.units import NS_PER_MS, NS_PER_S
@@ -17,7 +17,6 @@ from inferloop.measure.samples import collect
 from inferloop.measure.timing import RequestTiming, schedule_delay_ms
 
 _RATE_TOLERANCE = 0.01
-_REUSE_TOLERANCE = 0.1
 _MISCOUNTED_SHARE = 0.01
 _LEAST_DELAY_MS = 10.0
 _GAUGE_LAG_S = 0.002
@@ -31,10 +30,12 @@ _LEAST_LAGS = 100
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """`void`: reasons why the numbers must not be used. `notes`: what a reader should know."""
+    """`void`: reasons why the numbers must not be used. `notes`: what a reader should know. `reuse`: what the prefix
+    cache did, None without an answer."""
 
     void: tuple[str, ...]
     notes: tuple[str, ...]
+    reuse: Reuse | None = None
 
 
 def self_checks(
@@ -42,12 +43,13 @@ def self_checks(
     measured: Sequence[RequestTiming],
     planned: Sequence[RenderedRequest],
     slo: Slo,
-    reuse: float,
+    declared_reuse: float,
     *,
-    cold_voids: bool = True,
+    is_compared: bool = False,
 ) -> Checks:
-    """`measured` are the point's requests without warm-up; `reuse` is the share of input tokens that this workload
-    repeats. `cold_voids`: so does a cache that holds less than it could, which else is noted."""
+    """`measured` are the point's requests without warm-up; `declared_reuse` is the share of input tokens that this
+    workload repeats. `is_compared`: a cache that holds less than it could is part of what is compared, and is left to
+    whoever tells of `reuse`."""
     late = [_schedule(result, planned), _delay(measured, slo), _lag(result, measured, slo)]
     found = [
         *late,
@@ -58,11 +60,13 @@ def self_checks(
         _clients_fault(result),
         _pool(result),
     ]
-    reused, note = _reuse(result, measured, planned, reuse)
-    if reused is None and note is None:
-        cold, is_off = _cold(result, measured, planned)
-        reused, note = (cold, None) if cold_voids and not is_off else (None, cold)
-    notes = [note] if note else []
+    is_told = result.num_telling_cache > 0
+    seen = reuse_of(planned, result.positions, result.timings, measured, declared_reuse, is_told=is_told)
+    notes = []
+    if seen is not None:
+        cold, note = _cold(seen)
+        found += [_warm(seen), None if is_compared else cold]
+        notes += [note] if note and not is_compared else []
     busiest = max((s.cpu_share for s in result.senders), default=0.0)
     if _MUCH_CPU < busiest <= _MOST_CPU:
         notes.append(f"the load generator was busy for {busiest:.0%} of the time: give it more senders")
@@ -78,7 +82,7 @@ def self_checks(
         notes.append(
             f"{clipped} of {len(planned)} prompts are longer than sampled: a chat has its template's tokens at least"
         )
-    return Checks(tuple(text for text in (*found, reused) if text), tuple(notes))
+    return Checks(tuple(text for text in found if text), tuple(notes), seen)
 
 
 def _schedule(result: DriveResult, planned: Sequence[RenderedRequest]) -> str | None:
@@ -187,37 +191,28 @@ def _pool(result: DriveResult) -> str | None:
     return f"{waits} requests waited in the load generator for one of its connections" if waits else None
 
 
-def _reuse(
-    result: DriveResult, measured: Sequence[RequestTiming], planned: Sequence[RenderedRequest], reuse: float
-) -> tuple[str | None, str | None]:
-    """(void, note) of a cache that is warmer than the workload makes it."""
-    done = [t for t in measured if t.ok]
-    total = sum(t.num_input_tokens for t in done)
-    if not total:
-        return None, None
-    if not result.num_telling_cache:
-        return None, "no answer says how many of its input tokens came from the cache: a warm one would not be seen"
-    cached = sum(t.num_cached_tokens for t in done) / total
-    if cached <= reuse + _REUSE_TOLERANCE:
-        return None, None
-    text = f"reuse_mismatch: {cached:.0%} of the input tokens came from the cache, {reuse:.0%} are the workload's"
-    return text, None
+def _warm(reuse: Reuse) -> str | None:
+    if reuse.cached is None or reuse.cached <= reuse.declared + TOLERANCE:
+        return None
+    return (
+        f"reuse_mismatch: {reuse.cached:.0%} of the input tokens came from the cache, {reuse.declared:.0%} are the "
+        "workload's"
+    )
 
 
-def _cold(
-    result: DriveResult, measured: Sequence[RequestTiming], planned: Sequence[RenderedRequest]
-) -> tuple[str | None, bool]:
-    """(what to say of a cache that held less than it could have, whether there is no cache at all). A colder service
-    than the one that was declared looks slower than it is; one without a cache is what it is."""
-    done = [t for t in measured if t.ok]
-    total = sum(t.num_input_tokens for t in done)
-    if not total or not result.num_telling_cache:
-        return None, False
-    cached = sum(t.num_cached_tokens for t in done) / total
-    could = reusable_share(planned, result.positions, result.timings, done)
-    if cached >= could - _REUSE_TOLERANCE:
-        return None, False
-    if not any(t.num_cached_tokens for t in result.timings):
-        return f"the server reused nothing, though {could:.0%} of the input tokens had been computed before", True
-    text = f"{cached:.0%} of the input tokens came from the cache, {could:.0%} had been computed before they were sent"
-    return f"reuse_mismatch: {text}: the cache is too small, or requests go past it", False
+def _cold(reuse: Reuse) -> tuple[str | None, str | None]:
+    """(void, note) of a cache that held less than it could have: a service colder than the one that was declared looks
+    slower than it is; one without a cache is what it is."""
+    if reuse.cached is None:
+        return None, f"{reuse.reason}: a warm one would not be seen"
+    if reuse.cached >= reuse.in_blocks - TOLERANCE:
+        return None, None
+    if not reuse.cached:
+        return (
+            None,
+            f"the server reused nothing, though {reuse.in_blocks:.0%} of the input tokens had been computed before",
+        )
+    return (
+        f"reuse_mismatch: {reuse.cached:.0%} of the input tokens came from the cache, {reuse.in_blocks:.0%} had been "
+        "computed before they were sent: the cache is too small, or requests go past it"
+    ), None

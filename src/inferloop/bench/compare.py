@@ -330,12 +330,13 @@ class _Compare:
             result = await runner.drive(planned, self._drive_options(self._drain_s), keep)
         others = others_note(await asyncio.to_thread(self._others.percent))
         timings = [measured[i] for i in sorted(measured)]
-        # What a target makes of its cache is part of what is compared.
-        checks = self_checks(result, timings, planned, self._contract.slo, workload.prefix_reuse, cold_voids=False)
+        checks = self_checks(result, timings, planned, self._contract.slo, workload.prefix_reuse, is_compared=True)
         void = checks.void if timings else (*checks.void, "no request was due in the window")
         notes = (*checks.notes, others) if others else checks.notes
         prompts, balance = prompts_digest(planned), balance_of(result.timings)
-        return SideWindow(stage, label, rate, number, measured, void, notes, prompts, name, balance)
+        return SideWindow(
+            *(stage, label, rate, number, measured, void, notes, prompts, name, balance), reuse=checks.reuse
+        )
 
     def _left_s(self) -> float | None:
         budget_s = self._options.budget_s

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal
 
+from inferloop.bench.reuse import Reuse
 from inferloop.core.slo import Slo
 from inferloop.core.units import figure
 from inferloop.measure.balance import Balance
@@ -44,7 +45,7 @@ class Side:
 class SideWindow:
     """One measured window of one target. `timings` by the request's place in the plan; `void` is empty when its numbers
     may be used; `prompts` is the digest of what was sent; `balance` is arrivals against completions, None where too few
-    arrived to tell."""
+    arrived to tell; `reuse` is what the prefix cache did, None without an answer."""
 
     stage: Stage
     label: str
@@ -56,6 +57,7 @@ class SideWindow:
     prompts: str
     name: str
     balance: Balance | None = None
+    reuse: Reuse | None = None
 
     @property
     def rows(self) -> list[RequestTiming]:
@@ -151,7 +153,13 @@ class CompareResult:
             "notes": list(dict.fromkeys([*self.notes, *voids, *self._window_notes(), *self._small()])),
             "path": self.path,
             "targets": [
-                {**side.told, "identity": side.identity, "void": self.voids.get(side.label)} for side in self.sides
+                {
+                    **side.told,
+                    "identity": side.identity,
+                    "void": self.voids.get(side.label),
+                    "reuse": _reuse_of([w for rate in self.rates for w in self._usable("versus", side.label, rate)]),
+                }
+                for side in self.sides
             ],
             "points": self.points,
             "comparisons": [
@@ -238,6 +246,7 @@ class CompareResult:
             "num_input_tokens": sum(r.num_input_tokens for r in rows),
             "num_output_tokens": sum(r.num_output_tokens for r in rows),
             "num_cached_tokens": sum(r.num_cached_tokens for r in rows),
+            "reuse": _reuse_of(usable),
             "certified": min_samples(0.95) <= len(rows),
             "slo_verdict": slo.verdict if self.slo.objectives else "not declared",
         }
@@ -258,6 +267,11 @@ class CompareResult:
             return []
         calls = [of[name].better for name in figures]
         return [None if better is None else not better for better in calls] if forwards else calls
+
+
+def _reuse_of(windows: Sequence[SideWindow]) -> dict[str, Any] | None:
+    found = Reuse.joined([w.reuse for w in windows if w.reuse is not None])
+    return None if found is None else found.as_json()
 
 
 def _is_saturated(windows: Sequence[SideWindow]) -> bool | None:

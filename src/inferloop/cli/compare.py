@@ -191,6 +191,7 @@ def show(summary: dict[str, Any], report: Path) -> None:
     """The targets, their points with what dominates them, the differences, and where it all lies."""
     from inferloop.cli.compare_tables import differences_table, number, points_table
     from inferloop.cli.tables import coloured
+    from inferloop.pages.text import reuse_told
 
     for side in summary["targets"]:
         digest = ((side["identity"] or {}).get("digest") or "no identity told")[:12]
@@ -204,6 +205,8 @@ def show(summary: dict[str, Any], report: Path) -> None:
     stdout.print(points_table(summary))
     stdout.print()
     stdout.print(differences_table(summary))
+    for text in filter(None, map(reuse_told, summary["targets"])):
+        stdout.print(f"reuse     {text}", markup=False)
     for note in summary["notes"]:
         stdout.print(f"note      {note}", markup=False)
     for reason in summary["reasons"]:

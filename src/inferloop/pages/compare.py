@@ -10,7 +10,7 @@ from inferloop.measure.timing import RequestTiming
 from inferloop.pages.charts import several_frontiers
 from inferloop.pages.html import Child, Column, grouped_table, table, tag
 from inferloop.pages.setups import setup_tables, targets_table
-from inferloop.pages.text import ABSENT, METRICS, number, percent, percentile, signs_of, words
+from inferloop.pages.text import ABSENT, METRICS, number, percent, percentile, reuse_told, signs_of, words
 from inferloop.pages.timing import pick_streams, timing_simulator
 from inferloop.pages.verdicts import Json, declared, mapping, mappings
 
@@ -23,6 +23,10 @@ def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[
     measured = mappings(summary.get("points"))
     names = {str(t.get("label")): clipped(f"{t.get('label')}: {t.get('name')}") for t in targets}
     parts: list[Part] = [("targets", "Targets", [targets_table(targets), *setup_tables(targets)])]
+    reuse = reuse_table(targets)
+    if reuse:
+        lines = [tag("li", f"{text}.") for t in targets if (text := reuse_told(t))]
+        parts.append(("reuse", "Prefix reuse", [tag("ul", lines) if lines else None, reuse]))
     told = found_in_words(mappings(summary.get("comparisons")), targets)
     found = differences_table(mappings(summary.get("comparisons")), names)
     if found:
@@ -43,6 +47,36 @@ def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[
     if streams:
         parts.append(("timing", "Token timing", [timing_simulator(streams)]))
     return parts
+
+
+def reuse_table(targets: Sequence[Json]) -> Markup | None:
+    """What each target's prefix cache did of what the workload declares. None where nothing is known of it, and where
+    nothing is declared and nothing was reused."""
+    rows: list[list[Child]] = []
+    found = [(t, mapping(t["reuse"])) for t in targets if t.get("reuse")]
+    if not any(number(reuse.get(name)) not in (ABSENT, "0") for _, reuse in found for name in ("declared", "cached")):
+        return None
+    for t, reuse in found:
+        is_told = reuse.get("verdict") != "not told"
+        met = {"as declared": "pass", "less": "fail"}.get(str(reuse.get("verdict")), "not-declared")
+        rows.append(
+            [
+                f"{t.get('label')}: {t.get('name')}",
+                percent(reuse.get("declared")),
+                percent(reuse.get("possible")) if is_told else ABSENT,
+                percent(reuse.get("cached")),
+                tag("span", _REUSE.get(str(reuse.get("verdict")), ABSENT), class_=f"verdict {met}"),
+            ]
+        )
+    columns = [Column("Target"), *(Column(t, True) for t in ("Declared", "Possible", "From the cache")), Column("")]
+    caption = (
+        "Of the input tokens: what the workload repeats, what of it had been computed before it was asked for again, "
+        "and what came from the target's prefix cache. Differences are between targets as they are, caches included"
+    )
+    return table(caption, columns, rows)
+
+
+_REUSE = {"as declared": "\u2713 as declared", "less": "\u2717 less than declared", "not told": "? not told"}
 
 
 def found_in_words(comparisons: Sequence[Json], targets: Sequence[Json]) -> Markup | None:

@@ -110,6 +110,19 @@ def signs_of(difference: Any) -> dict[str, str]:
     return dict.fromkeys(("difference", "low", "high"), "-" if a else "+")
 
 
+def reuse_told(target: Any) -> str | None:
+    """A sentence for a target of a comparison whose prefix cache did not do what the workload declares, or does not
+    tell; None for one that did, and where nothing is known."""
+    reuse = target.get("reuse")
+    if not isinstance(reuse, Mapping) or reuse.get("verdict") == "as declared":
+        return None
+    label, declared, reason = target.get("label"), percent(reuse.get("declared")), reuse.get("reason")
+    if reuse.get("verdict") == "not told":
+        return f"{label} may or may not have got the declared prefix reuse of {declared}: {reason}"
+    cached = percent(reuse.get("cached"))
+    return f"{label} did not get the declared prefix reuse: {cached} of {declared} of the input tokens, as {reason}"
+
+
 def error_class(name: str) -> str:
     """What happened to a request that did not succeed, in words where the class alone would mislead."""
     known = {"censored": "unfinished at the cut-off", "client": "client (the load generator's own fault)"}

@@ -10,7 +10,7 @@ from inferloop.bench.checks import self_checks
 from inferloop.bench.drive import DriveResult, SenderStats
 from inferloop.bench.pace import Stall
 from inferloop.bench.render import RenderedRequest
-from inferloop.bench.reuse import reusable_share
+from inferloop.bench.reuse import Reuse, reuse_of
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.slo import Objective, Slo
 from inferloop.core.units import NS_PER_MS, NS_PER_S
@@ -50,6 +50,14 @@ def repeating(i: int, reuse: float) -> RenderedRequest:
     own = 100 - round(100 * reuse)
     segments = (*((Segment(-1, 100 - own),) if own < 100 else ()), Segment(i, own))
     return RenderedRequest(TimedRequest(i, i / 10, segments, 5), "/", b"", 100, 0, False)
+
+
+def seen(
+    planned: list[RenderedRequest], where: list[int], timings: list[RequestTiming], measured: list[RequestTiming]
+) -> Reuse:
+    found = reuse_of(planned, where, timings, measured, 0.5, is_told=True)
+    assert found is not None
+    return found
 
 
 def test_a_sound_point_is_not_void() -> None:
@@ -103,8 +111,9 @@ def test_a_server_without_a_cache_is_what_it_is() -> None:
 def test_a_colder_cache_is_only_told_where_caches_are_compared() -> None:
     timings = [timing(i, cached=10) for i in range(200)]
     result = DriveResult(timings=timings, positions=list(range(200)), num_telling_cache=200)
-    found = self_checks(result, timings, [repeating(i, 0.5) for i in range(200)], SLO, 0.5, cold_voids=False)
-    assert found.void == () and found.notes[0].startswith("reuse_mismatch: 10%")
+    found = self_checks(result, timings, [repeating(i, 0.5) for i in range(200)], SLO, 0.5, is_compared=True)
+    assert (found.void, found.notes) == ((), ())
+    assert found.reuse is not None and (found.reuse.cached, found.reuse.verdict) == (0.1, "less")
 
 
 def test_what_was_sent_together_has_nothing_of_each_other() -> None:
@@ -113,21 +122,24 @@ def test_what_was_sent_together_has_nothing_of_each_other() -> None:
     planned = [repeating(i, 0.5) for i in range(6)]
     where = list(range(6))
     # Answers come 200 ms after their sends, which are 100 ms apart: the third finds what the first has left.
-    assert reusable_share(planned, where, timings, timings) == 4 * 50 / 600
-    assert reusable_share(planned, where, timings, timings[3:]) == 0.5
+    assert seen(planned, where, timings, timings).possible == 4 * 50 / 600
+    assert seen(planned, where, timings, timings[3:]).possible == 0.5
     at_once = [replace(t, t_send_ns=0) for t in timings]
-    assert reusable_share(planned, where, at_once, at_once) == 0
+    together = seen(planned, where, at_once, at_once)
+    assert together.possible == 0 and together.verdict == "less"
+    assert together.reason == "requests came before what they share had been computed"
     mixed = [5, 0, 3, 1, 4, 2]
-    assert reusable_share(planned, mixed, [timings[i] for i in mixed], timings) == 4 * 50 / 600
-    assert reusable_share(planned, [], [], []) == 0
+    assert seen(planned, mixed, [timings[i] for i in mixed], timings).possible == 4 * 50 / 600
+    assert reuse_of(planned, [], [], [], 0.5, is_told=True) is None
 
 
 def test_a_cache_of_blocks_keeps_whole_ones() -> None:
     timings = [timing(i, cached=cached) for i, cached in enumerate((0, 0, 32, 48, 32))]
     planned = [repeating(i, 0.6) for i in range(5)]
-    assert reusable_share(planned, list(range(5)), timings, timings[2:]) == 0.48, "16 tokens a block: 48 of 60"
+    blocks = seen(planned, list(range(5)), timings, timings[2:])
+    assert (blocks.in_blocks, blocks.possible) == (0.48, 0.6), "16 tokens a block: 48 of 60"
     whole = [replace(p, timed=replace(p.timed, segments=(Segment(7, 100),))) for p in planned]
-    assert reusable_share(whole, list(range(5)), timings, timings[2:]) == 0.96, "and never the last token"
+    assert seen(whole, list(range(5)), timings, timings[2:]).in_blocks == 0.96, "and never the last token"
 
 
 def test_a_server_that_does_not_tell_of_its_cache_is_said_not_to() -> None:
@@ -135,6 +147,22 @@ def test_a_server_that_does_not_tell_of_its_cache_is_said_not_to() -> None:
     for reuse in (0.0, 0.5):
         void, (note,) = run([timing(i) for i in range(200)], reuse=reuse, num_telling_cache=0)
         assert void == () and note.startswith("no answer says how many of its input tokens came from the cache")
+
+
+def test_why_a_target_did_not_get_the_declared_reuse() -> None:
+    def of(cached: float | None, in_blocks: float = 0.5, possible: float = 0.5, block: int = 16) -> Reuse:
+        return Reuse(300, cached, 0.5, possible, in_blocks, block)
+
+    assert (of(0.45).verdict, of(0.45).reason) == ("as declared", "")
+    assert (of(0.0).verdict, of(0.0).reason) == ("less", "it reused nothing")
+    assert of(0.2).reason == "its cache is too small, or requests go past it"
+    assert of(0.2, in_blocks=0.22, block=128).reason == "its cache keeps whole blocks of 128 tokens"
+    assert of(0.2, possible=0.22).reason == "requests came before what they share had been computed"
+    assert (of(None).verdict, of(None).cached) == ("not told", None)
+    assert Reuse.joined([of(0.2), replace(of(0.5), num_input=600)]) == replace(of(0.4), num_input=900)
+    joined = Reuse.joined([of(0.2), of(None)])
+    assert joined is not None and joined.cached is None
+    assert Reuse.joined([]) is None
 
 
 def test_wrong_counts_void() -> None:

@@ -12,6 +12,7 @@ from inferloop.bench.compare import mirrored, prompts_digest
 from inferloop.bench.compare_result import CompareResult, Side, SideWindow, Stage
 from inferloop.bench.compare_side import salted
 from inferloop.bench.render import RenderedRequest
+from inferloop.bench.reuse import Reuse
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.slo import Slo
 from inferloop.measure.balance import Balance, Kept
@@ -99,6 +100,19 @@ def test_what_cannot_be_certified_is_not_ranked() -> None:
     summary = result(few).as_summary()
     assert [(p["dominated_by"], p["ranked_by"]) for p in summary["points"]] == [(None, [])] * 2
     assert any("certify no p95: that takes 130" in note for note in summary["notes"])
+
+
+def test_what_caches_did_is_told_of_each_target_and_voids_nothing() -> None:
+    """A window that is void has no say."""
+    used, cold = Reuse(100, 0.5, 0.5, 0.5, 0.5), Reuse(100, 0.1, 0.5, 0.4, 0.0, 128)
+    found = [replace(w, reuse=cold if w.label == "B" else used) for w in windows(14.0, round_1=["no"])]
+    found[-3] = replace(found[-3], reuse=replace(used, cached=0.9))
+    summary = result(found).as_summary()
+    a, b = (t["reuse"] for t in summary["targets"])
+    assert (a["cached"], a["verdict"]) == (0.5, "as declared")
+    assert (b["cached"], b["declared"], b["possible"]) == (0.1, 0.5, 0.4)
+    assert (b["verdict"], b["reason"]) == ("less", "its cache keeps whole blocks of 128 tokens")
+    assert [p["reuse"] for p in summary["points"]] == [a, b] and summary["verdict"] == "not declared"
 
 
 def test_void_windows_leave_with_their_partners() -> None:
