@@ -14,6 +14,9 @@ from inferloop.serve.errors import HeadTooLargeError, error_object
 
 MAX_HEAD_BYTES = 65536
 """Of a request's line and headers together, as many as most servers take at most."""
+MAX_WAITING = 16
+"""Requests of a connection that may wait behind the one that is answered, before no more is read (uvicorn stops at
+the first). Until then, or until one waits with a body beyond uvicorn's 64 KiB, the connection's end is seen at once."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -64,6 +67,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head, self._head_ended = False, True
         super().on_headers_complete()
         self._cycles.append(self.cycle)
+        if 0 < len(self.pipeline) < MAX_WAITING:
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         del self._cycles[0]

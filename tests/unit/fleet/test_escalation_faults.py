@@ -167,6 +167,10 @@ async def test_who_cancels_does_not_ask_the_next_model(desk: Desk, asked_for: di
     response = await desk.post(**asked_for, **JSON)
     assert (response.status, await response.json()) == (499, told) and not desk.stubs["strong"].asked
     assert (await desk.event()).error_class == "http_4xx"
+    desk.stubs["cheap"].handle, desk.stubs["strong"].handle = says(BROKEN), cancelled
+    response = await desk.post(**asked_for, **JSON)
+    assert asked_for or response.status == 499, "with an answer in hand that nobody wants any more"
+    assert b"cancelled" in await response.read()
 
 
 async def test_a_429_is_the_callers_and_keeps_its_retry_after(desk: Desk) -> None:

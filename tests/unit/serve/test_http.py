@@ -194,7 +194,7 @@ def test_uvicorn_still_has_what_the_protocol_relies_on() -> None:
     config = uvicorn.Config(lambda *_: None, ws="none", log_config=None)
     protocol = HttpToolsProtocol(config, ServerState(), {}, asyncio.new_event_loop())
     protocol.loop.close()
-    for name in ("app", "cycle", "pipeline", "transport"):
+    for name in ("app", "cycle", "pipeline", "transport", "flow"):
         assert hasattr(protocol, name), name
     for name in (
         *("data_received", "connection_lost", "send_400_response", "on_response_complete"),

@@ -44,6 +44,7 @@ _THREAD_ABOVE_BYTES = 65536
 _SHOWN_CHARS = 100
 _GRACE_S = HANDOVER_S / 2
 """How much later than the replica, which is told the deadline, we give up ourselves."""
+_CANCELLED = 499
 _DEADLINE_HEADER, _ATTEMPT_HEADER = "x-request-timeout-ms", "x-inferloop-attempt"
 
 
@@ -221,10 +222,11 @@ class RoutedServing:
     async def _deliver(
         self, outcome: Answer | Failed | Choice, work: _Work, step: Deliver, reply: Reply, hop: Hop
     ) -> None:
-        """The last answer that there is; without any, what became of the last attempt."""
+        """The last answer that there is; without any, or for who has cancelled, what became of the last attempt."""
         account, retry_after_s = reply.account, self._config.retry_after_s
         account.missed = step.missed
-        if work.kept is not None:
+        cancelled = isinstance(outcome, Answer) and outcome.status == _CANCELLED
+        if work.kept is not None and not cancelled:
             answer, account.answered_by = work.kept
             if account.answered_by is not hop:
                 account.missed = _why_missed(outcome)
