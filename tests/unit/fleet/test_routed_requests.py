@@ -22,6 +22,8 @@ from tests.unit.fleet.stubs import Asked, Handler, Talk, dies
         ({"model": "desk"}, {"x-inferloop-class": "do"}, ["cheap", "strong"]),
         ({"model": "desk"}, {"x-inferloop-class": "else"}, ["cheap"]),
         ({"model": "cheap"}, {"x-inferloop-class": "extract"}, ["cheap"]),
+        ({"model": "desk/code"}, {}, ["strong"]),
+        ({"model": "desk/extract"}, {"x-inferloop-class": "code"}, ["cheap", "strong"]),
         (TOOLS | {"tool_choice": "required"}, {}, ["cheap", "strong"]),
         (TOOLS | {"tool_choice": "auto"}, {}, ["cheap"]),
         (TOOLS | {"tool_choice": "none"}, {}, ["cheap"]),
@@ -34,8 +36,10 @@ async def test_who_is_asked(desk: Desk, body: dict[str, Any], headers: dict[str,
     assert (await desk.post(headers=headers, **body)).status == 200
     event = await desk.event()
     assert [hop.model for hop in event.hops] == asked
-    assert event.traffic_class == headers.get("x-inferloop-class")
+    told = body.get("model", "").partition("/")[2] or headers.get("x-inferloop-class")
+    assert event.traffic_class == told
     for model in asked:
+        assert desk.stubs[model].asked[0].headers.get("x-inferloop-class") == told
         assert desk.sent(model) | {"model": ""} == {"messages": [{"role": "user", "content": "?"}], **body, "model": ""}
 
 
@@ -69,18 +73,21 @@ async def test_what_is_not_text_is_refused_before_any_model(desk: Desk, path: st
 
 async def test_an_unknown_model_is_404_with_those_that_exist(desk: Desk) -> None:
     await desk.open(cheap=says(GOOD), strong=says(GOOD))
-    response = await desk.post(model="gpt-9")
-    error = (await response.json())["error"]
-    assert (response.status, error["code"], error["param"]) == (404, "model_not_found", "model")
-    assert "desk, cheap, strong" in error["message"]
+    for name in ("gpt-9", "desk/extrakt", "desk/"):
+        response = await desk.post(model=name)
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], error["param"]) == (404, "model_not_found", "model")
+        assert "desk, desk/code, desk/extract, desk/do, cheap, strong" in error["message"]
 
 
-@pytest.mark.parametrize("body", [b"{broken", b"", b"[]", b'{"model": "desk", "stream_options": 7, "stream": true}'])
+@pytest.mark.parametrize(
+    "body", [b"{broken", b"", b"[]", b'{"model": 5}', b'{"model": "desk", "stream_options": 7, "stream": true}']
+)
 async def test_what_cannot_be_read_is_left_to_the_default_model(desk: Desk, body: bytes) -> None:
     await desk.open(cheap=refuses(400), strong=says(GOOD))
     response = await desk.client.request("POST", CHAT, body=body, headers=[], timeout_s=20)
     assert response.status == 400 and len(desk.stubs["cheap"].asked) == 1
-    if b"model" not in body:
+    if b"desk" not in body:
         assert desk.stubs["cheap"].asked[0].body == body
 
 
@@ -97,11 +104,16 @@ async def test_models_are_listed_as_their_replicas_tell_of_them(desk: Desk) -> N
     listed = await (await desk.client.request("GET", "/v1/models")).json()
     assert [(entry["id"], entry.get("max_model_len")) for entry in listed["data"]] == [
         ("desk", 2048),
+        ("desk/code", None),
+        ("desk/extract", 2048),
+        ("desk/do", 2048),
         ("cheap", 2048),
         ("strong", None),
     ]
-    one = await (await desk.client.request("GET", "/v1/models/desk")).json()
-    assert (one["id"], one["max_model_len"]) == ("desk", 2048)
+    for name in ("desk", "desk/extract"):
+        for path in (name, name.replace("/", "%2F")):
+            one = await (await desk.client.request("GET", f"/v1/models/{path}")).json()
+            assert (one["id"], one["max_model_len"]) == (name, 2048)
     assert (await desk.client.request("GET", "/v1/models/nobody")).status == 404
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inferloop.contract.traffic import DEFAULT_CLASS
-from inferloop.contract.workload import Routing
+from inferloop.contract.workload import Routing, RoutingRule
 
 HANDOVER_S = 0.05
 """Kept back from a deadline, so that the answer in hand can still be delivered when the next model is too slow."""
@@ -21,6 +21,11 @@ class Route:
     models: tuple[str, ...]
     why: str
     expect: Literal["json", "tool_call"] | None = None
+
+
+def class_names(routing: Routing, service: str | None) -> dict[str, RoutingRule]:
+    """`desk/extract` for the rule of class extract: for clients that can set a model's name and no header."""
+    return {} if service is None else {f"{service}/{rule.traffic_class}": rule for rule in routing.rules}
 
 
 def choose_route(routing: Routing, service: str | None, asked: str | None, traffic_class: str | None) -> Route | None:

@@ -73,13 +73,15 @@ def read_body(path: str, raw: bytes) -> RoutedBody:
         return RoutedBody(raw)
     dialect = DIALECTS.get(path)
     model, stream, options = (_decoded(fields, key) for key in ("model", "stream", "stream_options"))
+    if not isinstance(model, str | None):
+        return RoutedBody(raw)
     knows_usage = dialect in ("chat", "completions") and (options is None or isinstance(options, dict))
     logprobs = _decoded(fields, "logprobs")
     return RoutedBody(
         raw=raw,
         fields=fields,
         dialect=dialect,
-        model=model if isinstance(model, str) else None,
+        model=model,
         stream=stream is True,
         asks_usage=not knows_usage or bool((options or {}).get("include_usage")),
         asks_logprobs=logprobs is not None and logprobs is not False,

@@ -1,10 +1,11 @@
-"""/v1/models of a service with several: the service itself, and each of its models as its own replica tells of it."""
+"""/v1/models of a service with several: itself, its classes, and each of its models as its own replica tells of it."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -14,6 +15,7 @@ from inferloop.fleet.act.gateway.answers import Answer, error_answer
 from inferloop.fleet.act.gateway.ask import Asker
 from inferloop.fleet.act.gateway.config import GatewayConfig
 from inferloop.fleet.act.gateway.upstream import UpstreamRequest
+from inferloop.fleet.decide.routes import class_names
 
 MODELS_PATH = "/v1/models"
 _TIMEOUT_S = 5.0
@@ -27,11 +29,12 @@ async def list_models(config: GatewayConfig, asker: Asker, request: UpstreamRequ
     told = dict(zip(names, await asyncio.gather(*(_ask(asker, quick, account, name) for name in names)), strict=True))
     default = told[config.routing.default]
     entries = {config.service: {**default, "id": config.service}} if config.service is not None else {}
-    entries |= told
+    classes = class_names(config.routing, config.service)
+    entries |= {name: {**told[rule.model], "id": name} for name, rule in classes.items()} | told
     target = request.target.partition("?")[0].removeprefix(MODELS_PATH)
     if target in ("", "/"):
         return Answer(200, msgspec.json.encode({"object": "list", "data": list(entries.values())}))
-    wanted = target.removeprefix("/")
+    wanted = unquote(target.removeprefix("/"))
     if wanted not in entries:
         return error_answer(404, f"the model {wanted!r} does not exist", "model_not_found", param="model")
     return Answer(200, msgspec.json.encode(entries[wanted]))

@@ -38,13 +38,14 @@ from inferloop.fleet.act.gateway.upstream import Failed, Streaming, Upstream, Up
 from inferloop.fleet.decide.answer_checks import UNAVAILABLE, AnswerSummary, Wants, failed_checks, may_fail
 from inferloop.fleet.decide.retry import AttemptOutcome, is_replica_fault
 from inferloop.fleet.decide.router import Choice
-from inferloop.fleet.decide.routes import HANDOVER_S, Ask, Deliver, Route, choose_route, next_step
+from inferloop.fleet.decide.routes import HANDOVER_S, Ask, Deliver, Route, choose_route, class_names, next_step
 
 _THREAD_ABOVE_BYTES = 65536
 _SHOWN_CHARS = 100
 _GRACE_S = HANDOVER_S / 2
 """How much later than the replica, which is told the deadline, we give up ourselves."""
 _CANCELLED = 499
+_CLASS_HEADER = "x-inferloop-class"
 _DEADLINE_HEADER, _ATTEMPT_HEADER = "x-request-timeout-ms", "x-inferloop-attempt"
 
 
@@ -89,9 +90,14 @@ class RoutedServing:
             text = f"{place}: only text content is supported by the models of this service"
             await reply.answer(error_answer(400, text, "unsupported_content", param=place))
             return
-        route = choose_route(self._routing, self._config.service, body.model, account.traffic_class)
+        service, asked, classes = self._config.service, body.model, class_names(self._routing, self._config.service)
+        if asked in classes:
+            account.traffic_class, asked = classes[asked].traffic_class, service
+            others = [pair for pair in request.headers if pair[0] != _CLASS_HEADER]
+            request = replace(request, headers=[*others, (_CLASS_HEADER, account.traffic_class)])
+        route = choose_route(self._routing, service, asked, account.traffic_class)
         if route is None:
-            known = ", ".join(filter(None, (self._config.service, *(m.name for m in self._routing.models))))
+            known = ", ".join(filter(None, (service, *classes, *(m.name for m in self._routing.models))))
             text = f"the model {(body.model or '')[:_SHOWN_CHARS]!r} does not exist; known: {known}"
             await reply.answer(error_answer(404, text, "model_not_found", param="model"))
             return
