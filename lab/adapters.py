@@ -31,11 +31,12 @@ from inferloop.models.adapters.read import read_adapter
 from inferloop.models.resolve import resolve
 
 NUM_STREAMS, CONTEXT = 8, 128
+# In the order in which the scheduler has streams.
 VARIANTS: dict[str, Int32 | None] = {
     "none": None,
     "one, all streams": np.zeros(NUM_STREAMS, np.int32),
-    "one, half of them": np.array([0, -1] * 4, np.int32),
-    "four": np.array([0, 1, 2, 3] * 2, np.int32),
+    "one, half of them": np.array([-1, 0], np.int32).repeat(4),
+    "four": np.arange(4, dtype=np.int32).repeat(2),
 }
 
 

@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
-from tests.adapters import write_adapter
+from tests.adapters import prepared, updates_of, write_adapter
 
 from inferloop.core.request import Sampling
-from inferloop.engine.compute.adapter import load_adapter
 from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec
 from inferloop.engine.schedule.step import NO_ADAPTER
-from inferloop.models.adapters.read import read_adapter
 from inferloop.models.resolve import ModelFiles
 
 Prompts = list[tuple[int, ...]]
@@ -36,15 +33,11 @@ def adapter(embedded_model: ModelFiles, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def adapted_twin(twin: Any, adapter: Path) -> Iterator[Any]:
-    """transformers' model with W + 2 B A."""
+    """transformers' model with the adapter added to its weights."""
     model = copy.deepcopy(twin)
-    tensors = load_file(adapter / "adapter_model.safetensors")
     state = model.state_dict()
-    for name, a in tensors.items():
-        if "lora_A" in name:
-            b = torch.from_numpy(tensors[name.replace("lora_A", "lora_B")])
-            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            state[module + ".weight"] += 2.0 * b @ torch.from_numpy(a)
+    for name, update in updates_of(adapter).items():
+        state[name] += torch.from_numpy(update).float()
     yield model
 
 
@@ -73,8 +66,7 @@ def test_torch_computes_what_merged_weights_do(
     embedded_model: ModelFiles, adapter: Path, twin: Any, adapted_twin: Any, prompts: Prompts
 ) -> None:
     runner = TorchRunner.load(embedded_model, TorchConfig(dtype="fp32", num_blocks=64))
-    read = read_adapter(adapter, embedded_model.header, max_rank=8)
-    runner.set_adapter(0, runner.prepare_adapter(load_adapter(read)))
+    runner.set_adapter(0, prepared(runner, embedded_model.header, adapter))
     for text in prompts[::5]:
         expected, plain = of_twin(adapted_twin, text), of_twin(twin, text)
         assert divergence(plain, expected) > 0.05
@@ -92,7 +84,6 @@ def test_every_native_class_comes_as_close_as_it_does_without(
     from inferloop.engine.compute.native.runner import NativeRunner
 
     runner = NativeRunner.load(embedded_model, NativeConfig(weights=weights, num_blocks=64))
-    read = read_adapter(adapter, embedded_model.header, max_rank=8)
-    runner.set_adapter(3, runner.prepare_adapter(load_adapter(read)))
+    runner.set_adapter(3, prepared(runner, embedded_model.header, adapter))
     found = [divergence(of_twin(adapted_twin, text), log_probabilities(runner, text, 3)) for text in prompts[::2]]
     assert sum(found) / len(found) < most

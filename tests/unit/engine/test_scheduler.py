@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,20 @@ def test_prompt_chunks_and_decode_share_a_step() -> None:
     assert np.diff(plan.offsets).tolist() == [1, 5]
     assert plan.first_positions.tolist() == [5, 15]
     assert plan.sample_rows.tolist() == [0, 5]
+
+
+def test_who_goes_through_one_adapter_lies_side_by_side_and_gets_its_own_tokens() -> None:
+    scheduler = Scheduler(config())
+    runner = runner_for(scheduler)
+    slots = {"a": 1, "bb": -1, "ccc": 0, "dddd": 1}
+    for name, slot in slots.items():
+        scheduler.add(replace(spec(name, 3, max_tokens=3, temperature=0.0, ignore_eos=True), adapter_slot=slot))
+    plan, updates = step(scheduler, runner)
+    assert plan.adapters is not None and plan.adapters.tolist() == [-1, 0, 1, 1]
+    assert [update.request_id for update in updates] == ["bb", "ccc", "a", "dddd"]
+    assert [list(update.token_ids) for update in updates] == [
+        continuation(spec(update.request_id, 3).prompt_token_ids, 1, VOCAB) for update in updates
+    ]
 
 
 def test_a_waiting_head_that_does_not_fit_is_not_overtaken() -> None:

@@ -179,6 +179,7 @@ class Scheduler:
         if not step.chunks:
             assert not self._sequences, "sequences are left but none can go on"
             return None
+        step.chunks.sort(key=_adapter_slot)  # who goes through one adapter lies side by side: one product
         self._num_steps += 1
         plan = self._prefix.add_transfers(self._builder.build(self._num_steps, step.chunks), step.chunks)
         self._in_flight, self._chunks = plan, step.chunks
@@ -386,3 +387,7 @@ class Scheduler:
         self._tables.clear(sequence.slot)
         heapq.heappush(self._free_slots, sequence.slot)
         sequence.slot = NO_SLOT
+
+
+def _adapter_slot(chunk: Chunk) -> int:
+    return chunk[0].spec.adapter_slot

@@ -11,7 +11,7 @@ from inferloop.core.digest import canonical_json
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.engine.compute.adapter import Adapter
 from inferloop.engine.compute.native import _native
-from inferloop.engine.compute.native.adapters import pack_adapter
+from inferloop.engine.compute.native.adapters import PackedAdapter, pack_adapter
 from inferloop.engine.compute.native.config import NativeConfig
 from inferloop.engine.compute.native.level import best_isa
 from inferloop.engine.compute.native.memory import BLOCK_SIZE, block_bytes, partial_bytes
@@ -136,13 +136,13 @@ class NativeRunner:
         finally:
             self._engine.forget()
 
-    def prepare_adapter(self, adapter: Adapter) -> PackedModel:
+    def prepare_adapter(self, adapter: Adapter) -> PackedAdapter:
         """Packed for the products that it changes. Raises ModelFileError for what their formats cannot hold."""
         return pack_adapter(adapter, self._header, self._packed)
 
     def set_adapter(self, slot: int, prepared: object | None) -> None:
         """`prepared` is what `prepare_adapter` gave; None empties the slot."""
-        assert prepared is None or isinstance(prepared, PackedModel)
+        assert prepared is None or isinstance(prepared, PackedAdapter)
         self._engine.set_adapter(slot, prepared)
 
     def logits(self, plan: StepPlan) -> Float32:

@@ -26,8 +26,8 @@ T field(nb::handle object, const char* name) {
 /// Finds the parts of a packed model and checks them against the shapes that the program implies.
 class Parts {
  public:
-  Parts(nb::handle packed, Views& views)
-      : matrices_(packed.attr("matrices")), vectors_(packed.attr("vectors")), views_(views) {
+  Parts(nb::handle packed, Views& views, nb::object columns = {})
+      : matrices_(packed.attr("matrices")), vectors_(packed.attr("vectors")), columns_(columns), views_(views) {
     const nb::object buffer = packed.attr("buffer");
     num_bytes_ = length_of(buffer);
     data_ = views.numbers<uint8_t>(buffer, "buffer", num_bytes_);
@@ -62,12 +62,17 @@ class Parts {
   LowRank update(const std::string& name, const Matrix& w) {
     LowRank found;
     if (!has_matrix(name + ".a")) return found;
-    const int rank = field<int>(matrices_[(name + ".a").c_str()], "n");
-    require(rank > 0 && rank % kGroup == 0, name + " has a rank that is no multiple of 32");
-    found.a = matrix(name + ".a", rank, w.k);
-    found.b = matrix(name + ".b", w.n, rank);
+    const int width = field<int>(matrices_[(name + ".a").c_str()], "n");
+    const int depth = field<int>(matrices_[(name + ".b").c_str()], "k");
+    require(depth > 0 && depth % 2 == 0, name + " takes an odd number of inputs");
+    found.a = matrix(name + ".a", width, w.k);
+    found.b = matrix(name + ".b", w.n, depth);
     require(form_of(found.a.format) == form_of(w.format), name + " takes rows in another form than what it changes");
-    require(found.b.format == Format::f32, name + ".b is not in fp32");
+    require(found.b.format != Format::group, name + ".b is in codes");
+    const int num_tiles = found.b.num_tiles();
+    found.columns = views_.numbers<int32_t>(columns_[name.c_str()], name.c_str(), num_tiles);
+    require(std::all_of(found.columns, found.columns + num_tiles, [&](int32_t c) { return c <= width - depth; }),
+            name + " takes more than there is");
     return found;
   }
 
@@ -82,6 +87,7 @@ class Parts {
  private:
   nb::object matrices_;
   nb::object vectors_;
+  nb::object columns_;
   Views& views_;
   const uint8_t* data_ = nullptr;
   size_t num_bytes_ = 0;
@@ -145,7 +151,7 @@ HeldModel::HeldModel(nb::handle packed, nb::handle program) {
 }
 
 HeldAdapter::HeldAdapter(nb::handle packed, const Model& model) {
-  Parts parts(packed, views);
+  Parts parts(packed.attr("packed"), views, packed.attr("columns"));
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const Layer& layer = model.layers[i];
     const std::string prefix = "layers." + std::to_string(i);
@@ -155,7 +161,7 @@ HeldAdapter::HeldAdapter(nb::handle packed, const Model& model) {
     adapted.gate_up = parts.update(prefix + ".gate_up", layer.gate_up);
     adapted.down = parts.update(prefix + ".down", layer.down);
     for (const LowRank* update : {&adapted.qkv, &adapted.out, &adapted.gate_up, &adapted.down})
-      if (update->is_there()) adapter.max_rank = std::max(adapter.max_rank, update->rank());
+      if (update->is_there()) adapter.max_width = std::max(adapter.max_width, update->width());
     adapter.layers.push_back(adapted);
   }
 }

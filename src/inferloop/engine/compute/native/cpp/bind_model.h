@@ -21,8 +21,7 @@ struct HeldModel {
 
 /// An adapter of it, held the same way.
 struct HeldAdapter {
-  /// `packed`: PackedModel with the matrices "layers.{i}.{product}.a" and ".b" of the products that it changes. Throws
-  /// std::invalid_argument for what does not fit `model`.
+  /// `packed`: PackedAdapter of adapters.py. Throws std::invalid_argument for what does not fit `model`.
   HeldAdapter(nanobind::handle packed, const Model& model);
 
   Views views;

@@ -110,18 +110,20 @@ void Step::set_adapter(int slot, const Adapter* adapter) {
 void Step::plan_adapters() {
   adapted_.clear();
   last_adapted_.clear();
-  max_rank_ = 0;
+  max_width_ = 0;
+  num_shrunk_ = 0;
   if (input_->adapters == nullptr) return;
   const auto plan = [&](const Plan& rows, std::vector<AdaptedRows>& found) {
+    const int most = std::clamp((rows.num_tokens + pool_.size() - 1) / pool_.size(), kFewRows, kRowBlock);
     for (int i = 0; i < rows.num_sequences; ++i) {
       const Adapter* adapter = input_->adapters[i] < 0 ? nullptr : adapters_[input_->adapters[i]];
       if (adapter == nullptr) continue;
-      max_rank_ = std::max(max_rank_, adapter->max_rank);
+      max_width_ = std::max(max_width_, adapter->max_width);
       for (int begin = rows.offsets[i]; begin < rows.offsets[i + 1];) {
         const bool goes_on = !found.empty() && found.back().adapter == adapter &&
-                             found.back().begin + found.back().count == begin && found.back().count < kRowBlock;
+                             found.back().begin + found.back().count == begin && found.back().count < most;
         if (!goes_on) found.push_back({adapter, begin, 0});
-        const int count = std::min(rows.offsets[i + 1] - begin, kRowBlock - found.back().count);
+        const int count = std::min(rows.offsets[i + 1] - begin, most - found.back().count);
         found.back().count += count;
         begin += count;
       }
@@ -142,10 +144,8 @@ void Step::reserve() {
   for (const AdaptedRows& rows : adapted_)
     for (const AdaptedLayer& layer : rows.adapter->layers)
       for (const LowRank* update : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
-        if (update->is_there())
-          for (const Matrix* w : {&update->a, &update->b})
-            scratch = std::max(scratch, matmul_.scratch_bytes(*w, kRowBlock));
-  const size_t shrunk = adapted_.empty() ? 0 : static_cast<size_t>(wanted) * max_rank_;
+        if (update->is_there()) scratch = std::max(scratch, matmul_.scratch_bytes(update->a, kRowBlock));
+  const size_t shrunk = adapted_.empty() ? 0 : static_cast<size_t>(wanted) * max_width_;
   for (const std::vector<AttentionWork>* works : {&work_, &last_})
     for (const AttentionWork& work : *works) scratch = std::max(scratch, work.scratch_bytes());
   if (wanted <= num_rows_ && scratch <= scratch_bytes_ && shrunk <= shrunk_floats_) return;
@@ -171,7 +171,6 @@ void Step::reserve() {
       bench.inputs = carver.take<uint8_t>(rows_bytes(kFewRows, widest));
       bench.row = carver.take<float>(widest);
       bench.out = carver.take<float>(out_floats);
-      if (shrunk_floats_ > 0) bench.added = carver.take<float>(out_floats);
       bench.scratch = carver.take<uint8_t>(scratch_bytes_);
     }
     return carver.num_bytes();

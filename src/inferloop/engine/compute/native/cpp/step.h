@@ -1,6 +1,7 @@
 // One step of a model: what a plan asks for, computed by all threads without a word to anybody.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -71,7 +72,6 @@ class Step {
     uint8_t* inputs = nullptr;  // kFewRows rows in the form of a product
     float* row = nullptr;       // a row of activations
     float* out = nullptr;       // what a product gives
-    float* added = nullptr;     // what an adapter adds to it
     uint8_t* scratch = nullptr;
   };
   class Worker;  // a thread within one step; worker.h
@@ -100,7 +100,7 @@ class Step {
   float* projected_ = nullptr;  // [rows][hidden_size], what is normed before it is added to the residual stream
   uint8_t* inputs_ = nullptr;  // rows of hidden_size or q_size in the form of a product
   uint8_t* units_ = nullptr;   // rows of ffn_size in the form of a product
-  float* shrunk_ = nullptr;    // what the `a` of adapters make of rows: those at row r begin at r * max_rank_
+  float* shrunk_ = nullptr;    // what the `a` of adapters make of rows: those at row r begin at r * max_width_
   size_t shrunk_floats_ = 0;   // that there is memory for
   std::vector<Bench> benches_;
   std::vector<Profile> profiles_;
@@ -112,9 +112,10 @@ class Step {
   std::vector<AttentionWork> work_;  // by window
   std::vector<AttentionWork> last_;  // the last layer's, for the tail alone; none when the tail is all, or nothing
   std::vector<const Adapter*> adapters_;  // by slot
-  std::vector<AdaptedRows> adapted_;      // in order, kRowBlock rows at most
+  std::vector<AdaptedRows> adapted_;      // in order, few enough for each thread to have some
   std::vector<AdaptedRows> last_adapted_;  // the same of the tail
-  int max_rank_ = 0;                       // of all that take part
+  alignas(64) std::atomic<int64_t> num_shrunk_ = 0;  // times that some of them went through an `a`
+  alignas(64) int max_width_ = 0;                      // of all that take part
   bool given_up_ = false;
 };
 

@@ -2,6 +2,7 @@
 #include "worker.h"
 
 #include <cstring>
+#include <thread>
 
 namespace inferloop {
 
@@ -55,7 +56,7 @@ void Step::Worker::layers() {
     const bool all = i < last || step_.tail_.num_rows() == m_;
     const Form form = form_of(layer.qkv.format);
     const Rows normed = inputs(Phase::norm, form, model_.hidden_size, m_, layer.input_norm, row_of_x);
-    shrink(Phase::norm, &AdaptedLayer::qkv, normed);
+    shrink(&AdaptedLayer::qkv, normed);
     qkv(layer, i, normed, all || step_.tail_.num_rows() > 0 ? model_.num_heads : 0);
     meet(Phase::qkv);
     if (!all) {
@@ -67,15 +68,15 @@ void Step::Worker::layers() {
     meet(Phase::attention);
     const Rows attended =
         inputs(Phase::encode, form_of(layer.out.format), model_.q_size(), m_, nullptr, row_attended);
-    shrink(Phase::encode, &AdaptedLayer::out, attended);
+    shrink(&AdaptedLayer::out, attended);
     add_product(Phase::out, &AdaptedLayer::out, layer.out, attended, layer.attended_norm);
     meet(Phase::out);
     const Rows post =
         inputs(Phase::norm, form_of(layer.gate_up.format), model_.hidden_size, m_, layer.post_norm, row_of_x);
-    shrink(Phase::norm, &AdaptedLayer::gate_up, post);
+    shrink(&AdaptedLayer::gate_up, post);
     const Rows units = gated(layer, post);
     meet(Phase::gate_up);
-    shrink(Phase::gate_up, &AdaptedLayer::down, units);
+    shrink(&AdaptedLayer::down, units);
     add_product(Phase::down, &AdaptedLayer::down, layer.down, units, layer.fed_norm);
     if (team_.rank() == 0 && step_.input_->give_up != nullptr)
       step_.given_up_ = __atomic_load_n(step_.input_->give_up, __ATOMIC_RELAXED) != 0;
@@ -195,36 +196,34 @@ void Step::Worker::keep_tail() {
   meet(Phase::encode);
 }
 
-/// What the adapters' `a` make of the rows that go through them; `in` is what the product is about to multiply.
-void Step::Worker::shrink(Phase phase, LowRank AdaptedLayer::*product, const Rows& in) {
-  if (adapted_->empty()) return;
-  team_.each(static_cast<int>(adapted_->size()), [&](int i) {
+/// What the adapters' `a` make of the rows that go through them; `in` is what the product is about to multiply. Nobody
+/// meets for this: each thread does its part and goes on to the product, which takes longer, before it asks for the rest.
+void Step::Worker::shrink(LowRank AdaptedLayer::*product, const Rows& in) {
+  const int num = static_cast<int>(adapted_->size());
+  int num_done = 0;
+  for (int i = team_.rank(); i < num; i += team_.size(), ++num_done) {
     const AdaptedRows& rows = (*adapted_)[i];
     const LowRank& update = rows.adapter->layers[layer_].*product;
-    if (!update.is_there()) return;
-    float* to = step_.shrunk_ + static_cast<size_t>(rows.begin) * step_.max_rank_;
-    multiply(update.a, part_of(in, rows.begin, rows.count), 0, update.a.num_tiles(), to, update.rank());
-  });
-  meet(phase);
+    if (!update.is_there()) continue;
+    float* to = step_.shrunk_ + static_cast<size_t>(rows.begin) * step_.max_width_;
+    multiply(update.a, part_of(in, rows.begin, rows.count), 0, update.a.num_tiles(), to, update.width());
+  }
+  if (num_done > 0) step_.num_shrunk_.fetch_add(num_done, std::memory_order_release);
+  num_shrunk_ += num;
 }
 
 /// Add what adapters add to rows begin .. begin + count of a product, of which `out` has these tiles.
 void Step::Worker::adapt(LowRank AdaptedLayer::*product, int begin, int count, int tile_begin, int tile_end, float* out,
                          size_t ld) {
-  const int num = (tile_end - tile_begin) * kTile;
+  for (int i = 0; step_.num_shrunk_.load(std::memory_order_acquire) < num_shrunk_; ++i)
+    if (i > 1000) std::this_thread::yield();
   for (const AdaptedRows& rows : *adapted_) {
     const int first = std::max(begin, rows.begin), end = std::min(begin + count, rows.begin + rows.count);
     const LowRank& update = rows.adapter->layers[layer_].*product;
     if (first >= end || !update.is_there()) continue;
-    Rows shrunk;
-    shrunk.form = Form::f32;
-    shrunk.m = end - first;
-    shrunk.k = update.rank();
-    shrunk.f32 = step_.shrunk_ + static_cast<size_t>(rows.begin) * step_.max_rank_ +
-                 static_cast<size_t>(first - rows.begin) * update.rank();
-    multiply(update.b, shrunk, tile_begin, tile_end, bench_.added, num);
-    for (int r = first; r < end; ++r)
-      step_.rows_.add(out + (r - begin) * ld, bench_.added + static_cast<size_t>(r - first) * num, num);
+    const float* shrunk = step_.shrunk_ + static_cast<size_t>(rows.begin) * step_.max_width_ +
+                          static_cast<size_t>(first - rows.begin) * update.width();
+    step_.rows_.expand(update, shrunk, end - first, tile_begin, tile_end, out + (first - begin) * ld, ld);
   }
 }
 

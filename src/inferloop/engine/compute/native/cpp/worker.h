@@ -57,7 +57,7 @@ class Step::Worker {
   void keys_and_values(const Layer& layer, int index, const Rows& in, int head, int begin, int count);
   void attend(AttentionWork& work, int index);
   void keep_tail();
-  void shrink(Phase phase, LowRank AdaptedLayer::*product, const Rows& in);
+  void shrink(LowRank AdaptedLayer::*product, const Rows& in);
   void adapt(LowRank AdaptedLayer::*product, int begin, int count, int tile_begin, int tile_end, float* out, size_t ld);
   Rows gated(const Layer& layer, const Rows& in);
   void add_product(Phase phase, LowRank AdaptedLayer::*product, const Matrix& w, const Rows& in, const float* gain);
@@ -88,6 +88,7 @@ class Step::Worker {
   int m_ = 0;  // rows of the residual stream
   int layer_ = 0;
   const std::vector<AdaptedRows>* adapted_ = nullptr;  // of those rows
+  int64_t num_shrunk_ = 0;  // of them in all products so far
 };
 
 template <class RowAt>

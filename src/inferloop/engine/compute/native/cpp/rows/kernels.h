@@ -127,7 +127,54 @@ void add(float* x, const float* y, int n) {
   for (int i = 0; i < n; ++i) x[i] += y[i];
 }
 
-constexpr RowKernels kKernels = {encode, norm, gated, rotate, soften, add};
+/// Inputs j and j + 1 of a tile's outputs, an fp32 for each or two bf16 side by side.
+struct InputPair {
+  Floats first, second;
+};
+template <Format F>
+INFERLOOP_INLINE InputPair inputs_of(const uint8_t* tile, int j) {
+  if constexpr (F == Format::f32) return {load<Floats>(tile + j * 64), load<Floats>(tile + j * 64 + 64)};
+  const Ints both = load<Ints>(tile + j * 32);
+  return {bits_of<Floats>(both << 16), bits_of<Floats>(both & static_cast<int32_t>(0xffff0000))};
+}
+
+template <Format F, int R>
+[[gnu::noinline]] void expand_rows(const LowRank& update, const float* x, int tile_begin, int tile_end, float* out,
+                                   size_t ld) {
+  const int depth = update.b.k;
+  const size_t ld_x = update.width(), tile_bytes = update.b.tile_bytes;
+  const int32_t* columns = update.columns;
+  const uint8_t* tile = update.b.data + tile_begin * tile_bytes;
+  for (int t = tile_begin; t < tile_end; ++t, tile += tile_bytes, out += kTile) {
+    if (columns[t] < 0) continue;
+    const float* from = x + columns[t];
+    Floats sums[R];
+    for (int r = 0; r < R; ++r) sums[r] = all(0.0f);
+    for (int j = 0; j < depth; j += 2) {
+      const InputPair w = inputs_of<F>(tile, j);
+      for (int r = 0; r < R; ++r)
+        sums[r] = sums[r] + w.first * from[r * ld_x + j] + w.second * from[r * ld_x + j + 1];
+    }
+    for (int r = 0; r < R; ++r) store(out + r * ld, load<Floats>(out + r * ld) + sums[r]);
+  }
+}
+
+template <Format F>
+void expand_as(const LowRank& update, const float* x, int count, int tile_begin, int tile_end, float* out, size_t ld) {
+  const size_t ld_x = update.width();
+  for (; count >= 4; count -= 4, x += 4 * ld_x, out += 4 * ld)
+    expand_rows<F, 4>(update, x, tile_begin, tile_end, out, ld);
+  for (; count >= 2; count -= 2, x += 2 * ld_x, out += 2 * ld)
+    expand_rows<F, 2>(update, x, tile_begin, tile_end, out, ld);
+  if (count > 0) expand_rows<F, 1>(update, x, tile_begin, tile_end, out, ld);
+}
+
+void expand(const LowRank& update, const float* x, int count, int tile_begin, int tile_end, float* out, size_t ld) {
+  const auto run = update.b.format == Format::bf16 ? expand_as<Format::bf16> : expand_as<Format::f32>;
+  run(update, x, count, tile_begin, tile_end, out, ld);
+}
+
+constexpr RowKernels kKernels = {encode, norm, gated, rotate, soften, add, expand};
 
 }  // namespace
 }  // namespace inferloop

@@ -1,6 +1,7 @@
 // What happens to rows between products: norms, forms, the gated unit, rotary embedding.
 #pragma once
 
+#include "../adapter.h"
 #include "../isa.h"
 #include "../types.h"
 
@@ -28,6 +29,9 @@ struct RowKernels {
 
   /// x[i] += y[i].
   void (*add)(float* x, const float* y, int n);
+
+  /// Add to `count` rows of `out`, which has these tiles, what `update.b` makes of rows of x, `update.width()` apart.
+  void (*expand)(const LowRank& update, const float* x, int count, int tile_begin, int tile_end, float* out, size_t ld);
 };
 
 const RowKernels& row_kernels(Isa isa);
