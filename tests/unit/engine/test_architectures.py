@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.adapters import prepared, write_adapter
 
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import ModelFileError
@@ -26,6 +27,8 @@ from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.schedule.policy import ScheduleConfig
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec
+from inferloop.engine.schedule.step import NO_ADAPTER
+from inferloop.models.adapters.read import MODULES
 from inferloop.models.headers import read_header
 from inferloop.models.resolve import open_files
 
@@ -34,6 +37,7 @@ Variant = tuple[str, dict[str, Any]]
 
 ISAS: tuple[Any, ...] = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
 WITH_EXPERTS = ("mixtral", "qwen3_moe")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 PROMPT = tuple(np.random.default_rng(1).integers(3, 131, 90).tolist())
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 40, "sliding_window": 24, "pad_token_id": 0}
 GEMMA3: dict[str, Any] = {
@@ -190,6 +194,76 @@ def test_neighbours_and_cuts_change_no_bit_in_deterministic_mode(
     runner = load(tmp_path, deterministic=True)
     whole, *others = (run(runner, budget)[0] for budget in (len(PROMPT), 17, 1))
     assert all(torch.equal(other, whole) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("compute", "variant"),
+    [("torch", "gemma3"), ("torch", "mixtral with a window"), ("native", "mistral"), ("native", "gemma2")],
+)
+def test_answers_are_those_alone_among_others_preempted_cached_and_through_an_adapter(
+    compute: str, variant: str, random_model: RandomModel, tmp_path: Path
+) -> None:
+    """All at once: windows that prompts and cached beginnings outgrow, caps, lengths that differ, few blocks."""
+    family, config = VARIANTS[variant]
+    random_model(tmp_path / "model", family, **config)
+    header = read_header(tmp_path / "model")
+    modules = ATTENTION if family in WITH_EXPERTS else MODULES
+    adapter = write_adapter(tmp_path / "a", header, modules=modules)
+
+    def load_with(num_blocks: int) -> Any:
+        if compute == "torch":
+            runner: Any = load(tmp_path / "model", num_blocks=2 * num_blocks)
+        else:
+            pytest.importorskip("inferloop.engine.compute.native._native")
+            from inferloop.engine.compute.native.config import NativeConfig
+            from inferloop.engine.compute.native.runner import NativeRunner
+
+            wanted = NativeConfig(weights="fp32", num_blocks=num_blocks, num_threads=2)
+            runner = NativeRunner.load(open_files("tiny", tmp_path / "model"), wanted, cache_dir=tmp_path / "cache")
+        runner.set_adapter(0, prepared(runner, header, adapter))
+        return runner
+
+    other = PROMPT[:48] + PROMPT[:20]
+    asked = [(PROMPT, NO_ADAPTER), (PROMPT, 0), (other, NO_ADAPTER), (PROMPT[:30], 0), (PROMPT[:7], NO_ADAPTER)]
+    roomy = load_with(16)
+    alone = [together(roomy, [one], budget=256)[0][0] for one in asked]
+    assert len(set(alone)) == len(alone)
+    answers, num_preemptions, num_cached = together(load_with(14), asked * 2, budget=29)
+    assert answers == alone * 2
+    assert num_preemptions > 0 and num_cached > 0
+
+
+def together(
+    runner: Any, asked: list[tuple[tuple[int, ...], int]], budget: int
+) -> tuple[list[tuple[int, ...]], int, int]:
+    """Greedy answers to prompts through slots, in steps of at most `budget` tokens; how often somebody was preempted,
+    and how many tokens were cached."""
+    info = runner.info
+    scheduler = Scheduler(
+        ScheduleConfig(
+            vocab_size=info.vocab_size,
+            context_length=112,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            max_step_tokens=budget,
+        )
+    )
+    sampling = Sampling(temperature=0.0, max_tokens=14, ignore_eos=True)
+    for i, (prompt, slot) in enumerate(asked):
+        namespace = () if slot == NO_ADAPTER else ("adapter", str(slot))
+        scheduler.add(SequenceSpec(str(i), prompt, sampling, arrived_ms=i, namespace=namespace, adapter_slot=slot))
+    tokens: list[tuple[int, ...]] = [()] * len(asked)
+    num_cached = 0
+    while scheduler.request_ids:
+        plan = scheduler.schedule()
+        assert plan is not None
+        runner.submit(plan)
+        for update in scheduler.commit(plan, runner.wait()):
+            tokens[int(update.request_id)] += tuple(update.token_ids)
+            if update.finish_reason is not None:
+                num_cached += update.num_cached_tokens
+        scheduler.check()
+    return tokens, scheduler.num_preemptions, num_cached
 
 
 @pytest.mark.parametrize("variant", ["gemma2", "gemma3", "mixtral", "qwen3_moe"])
