@@ -139,7 +139,8 @@ choices = st.lists(
 def test_a_stream_reads_as_the_whole_answer_does(made: Any, rng: Any, end: str, with_logprobs: bool) -> None:
     """Whatever the pieces were, in whatever order the choices come."""
     used = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 5}}
-    whole, left = [], []
+    whole: list[Any] = []
+    left: list[Any] = []
     for index, (text, calls) in enumerate(made):
         told = [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
         values = [-0.5 * (i + 1) for i in range(len(text))] if with_logprobs else []
@@ -152,7 +153,10 @@ def test_a_stream_reads_as_the_whole_answer_does(made: Any, rng: Any, end: str, 
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             parts.append(({"tool_calls": [{"index": number, "function": {"name": name}}]}, None))
             parts += [({"tool_calls": [{"index": number, "function": {"arguments": c}}]}, None) for c in arguments]
+        if values:  # a token that ends no character has no text
+            parts.insert(rng.randint(0, len(parts)), ({"content": ""}, {"content": []}))
         left.append([{"choices": [{"index": index, "delta": d, "logprobs": lp}], "usage": None} for d, lp in parts])
+        left[-1][-1]["choices"][0]["finish_reason"] = "stop"
     frames = []
     while left:
         one = rng.choice(left)
@@ -168,6 +172,8 @@ def test_a_stream_reads_as_the_whole_answer_does(made: Any, rng: Any, end: str, 
 
     cleaned = clean_stream(stream, usage=True, logprobs=True)
     assert b"usage" not in cleaned and b'"logprob"' not in cleaned
+    told = [json.loads(event[6:])["choices"][0] for event in cleaned.split(b"\n\n") if event.startswith(b"data: {")]
+    assert all(choice.get("finish_reason") or any(choice["delta"].values()) for choice in told)
     again = read_stream(cleaned, "chat", reads_logprobs=True)
     assert [(c.text, c.calls) for c in again.summary.choices] == [(c.text, c.calls) for c in read.summary.choices]
 

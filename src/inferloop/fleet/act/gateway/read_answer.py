@@ -126,8 +126,15 @@ def clean_stream(body: bytes, *, usage: bool, logprobs: bool) -> bytes:
             continue
         for choice in frame["choices"] if logprobs else ():
             choice["logprobs"] = None
+        if logprobs and frame["choices"] and not frame.get("usage") and not any(map(_says, frame["choices"])):
+            continue  # a token without text yet, which is told for its log-probability alone
         kept.append(b"data: " + msgspec.json.encode(frame) + b"\n\n")
     return b"".join(kept)
+
+
+def _says(choice: Any) -> bool:
+    delta = choice.get("delta")
+    return bool(choice.get("finish_reason") or (choice["text"] if delta is None else any(delta.values())))
 
 
 @dataclass(slots=True)
