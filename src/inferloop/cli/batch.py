@@ -66,7 +66,11 @@ class Job:
 def batch(
     file: Annotated[Path, typer.Argument(help="JSONL in OpenAI's form: custom_id, method, url and body per line.")],
     target: Annotated[
-        str, typer.Option(help="A URL, embedded (our engine), or a backend to launch for the run.", show_default=False)
+        str,
+        typer.Option(
+            help="A URL whose server has /v1/batches, or embedded (our engine, launched for the run).",
+            show_default=False,
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the answers go, as JSONL.", show_default=False)],
     model: Annotated[

@@ -25,6 +25,7 @@ from inferloop.cli.common import (
 from inferloop.cli.compat import CompatOption, check_compat, compat_json, print_compat
 from inferloop.cli.engines import VenvOption
 from inferloop.core.errors import UsageError
+from inferloop.core.units import figure
 
 if TYPE_CHECKING:
     from inferloop.bench.result import BenchResult
@@ -52,7 +53,8 @@ def bench(
     ] = 240.0,
     points: Annotated[int, typer.Option(min=0, max=50, help="Most levels to search with; the last are long.")] = 12,
     peak: Annotated[
-        float | None, typer.Option(min=0.0, help="Rate to judge at; default: the contract's peak.", show_default=False)
+        float | None,
+        typer.Option(min=0.0, help="Rate to judge at; default: the contract's peak; 0: none.", show_default=False),
     ] = None,
     seed: SeedOption = None,
     profile: Annotated[
@@ -190,16 +192,16 @@ def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
         stdout.print(slo_table(result.judged))
     c = result.capacity
     stdout.print()
-    above = "no measured rate failed" if c.high is None else f"{c.high:.3g} fails"
+    above = "no measured rate failed" if c.high is None else f"{figure(c.high)} fails"
     if result.sets_own_rate and result.judged is not None:
         stdout.print(f"capacity  not looked for: the {result.judged.name} load sets its own rate")
     elif c.method == "undecided":
         stdout.print(f"capacity  not known: {c.reason}; {above}")
     else:
-        stdout.print(f"capacity  {c.qps:.3g} queries/s of one replica: {c.low:.3g} passes, {above}; {c.method}")
+        stdout.print(f"capacity  {figure(c.qps)} queries/s of one replica: {figure(c.low)} passes, {above}; {c.method}")
     if c.interval is not None:
         i = c.interval
-        width = f"{i.confidence:.0%} interval {i.low:.3g} to {i.high:.3g} (+-{i.half_width:.0%})"
+        width = f"{i.confidence:.0%} interval {figure(i.low)} to {figure(i.high)} (+-{i.half_width:.0%})"
         stdout.print(f"          {width}: {c.reason}", soft_wrap=True)
     k = result.calibration
     if k is not None:

@@ -75,7 +75,7 @@ def evidence_for(contract: Contract, runs_dir: Path) -> list[Evidence]:
                 continue
         elif run.header.service != contract.service:
             continue
-        if run.header.options.get("target") == "scripted":
+        if str(run.header.options.get("target")).split()[:1] == ["scripted"]:
             continue  # a played script shows how a client behaves, nothing of the service
         current = run.header.verb == "eval" or run.header.contract_digest == contract.digest
         summary = {"run": str(run.path)} | run.summary

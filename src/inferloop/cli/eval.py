@@ -42,7 +42,11 @@ EXIT_NEGATIVE = 1
 def eval(  # noqa: A001  the verb is called that
     suite: Annotated[Path, typer.Argument(help="A suite file, such as evals/assistant.yaml.")],
     target: Annotated[
-        str, typer.Option(help="A URL, embedded (our engine), or a backend to launch for the run.", show_default=False)
+        str,
+        typer.Option(
+            help="A URL, embedded (our engine), or a backend to launch for the run, with flags after a space.",
+            show_default=False,
+        ),
     ],
     model: Annotated[
         str | None,
@@ -90,12 +94,12 @@ def eval(  # noqa: A001  the verb is called that
                 loaded, t.at, model=model or t.model, concurrency=concurrency, timeout_s=timeout_s, on_result=tell
             )
 
-    told = {"insecure": insecure}
+    told = {"target": target, "insecure": insecure}
     gate = QualityGate(str(suite), minimum) if minimum is not None else None
     with RunWriter(runs_dir, verb="eval", service=loaded.name, target=target, options=told) as writer:
         run_async(lambda: wire.make_ready(name, launched, cache_dir))
         with writer.stage("suite", suite=str(suite)), bar:
-            run = run_async(lambda: main(writer.path))
+            run = dataclasses.replace(run_async(lambda: main(writer.path)), target=target)  # not a port of that time
         for engine in known:
             run = dataclasses.replace(run, identity_digest=run.identity_digest or (engine.identity or {}).get("digest"))
             writer.update(options={**writer.header.options, "launched": plain(engine.told)})
@@ -120,7 +124,7 @@ def _tell(result: CaseResult) -> None:
 
 
 def _show(run: EvalRun, summary: dict[str, Any]) -> None:
-    table = Table(title=f"{run.suite.name} at {run.target}", title_justify="left")
+    table = Table(title=f"{run.suite.name} on {run.target}", title_justify="left", box=None, pad_edge=False)
     for name in ("tag", "cases", "scored", "score"):
         table.add_column(name, justify="left" if name == "tag" else "right")
     for name, tally in [*run.by_tag.items(), ("all", run.tally)]:
@@ -129,7 +133,9 @@ def _show(run: EvalRun, summary: dict[str, Any]) -> None:
     stdout.print(table)
     low, high = run.tally.interval
     mde = run.tally.mde
-    stdout.print(f"95 % interval {low:.3f} to {high:.3f}" + (f"; detects a drop of {mde:.3f}" if mde else ""))
+    stdout.print(
+        f"95 % interval {low:.3f} to {high:.3f}" + (f"; so many cases would show a drop of {mde:.3f}" if mde else "")
+    )
     if run.tally.unscored:
         stdout.print(f"counting cases without a score: between {run.tally.worst:.3f} and {run.tally.best:.3f}")
     for note in run.notes:

@@ -108,10 +108,11 @@ def test_a_suite_run_counts_for_its_suite_and_model(path: Path, tmp_path: Path) 
     assert as_json(str(path))[1]["checklist"][0]["status"] == "covered"
 
 
-def test_a_played_script_is_no_evidence(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["scripted", "scripted ttft_ms=5"])
+def test_a_played_script_is_no_evidence(path: Path, tmp_path: Path, target: str) -> None:
     loaded = load(path)
     with RunWriter(tmp_path / "runs", verb="bench", service="tiny", contract=loaded) as writer:
-        writer.update(options={"target": "scripted"})
+        writer.update(options={"target": target})
         writer.finish({"verdict": "pass", "reasons": [], "points": []})
     assert evidence_for(loaded, tmp_path / "runs") == []
 
