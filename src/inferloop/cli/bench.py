@@ -179,7 +179,7 @@ class _Bars:
 
 def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
     """The frontier, the verdict per objective, the sizing, and where it all lies."""
-    from inferloop.cli.tables import coloured, frontier_table, response_table, sessions_table, slo_table
+    from inferloop.cli.tables import coloured, frontier_table, notes_of, response_table, sessions_table, slo_table
 
     stdout.print(frontier_table(result.points))
     responses = response_table(result.points)
@@ -210,7 +210,7 @@ def show(result: BenchResult, sizing: Sizing, report: Path) -> None:
         stdout.print(f"client    {reaches}, {added}: measured here against a server that does nothing")
     if not result.sets_own_rate:
         stdout.print(f"sizing    {sizing.reason}", markup=False)
-    for note in dict.fromkeys([*result.notes, *(result.judged.notes if result.judged else ())]):
+    for note in notes_of(result):
         stdout.print(f"note      {note}", markup=False)
     if result.verdict == "void":
         for reason in result.reasons:

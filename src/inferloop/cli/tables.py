@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from inferloop.bench.result import BenchPoint
+from inferloop.bench.result import BenchPoint, BenchResult
 from inferloop.cli.common import stdout
 from inferloop.cli.gates import Gate
 from inferloop.core.units import figure
@@ -25,6 +25,11 @@ def coloured(verdict: str) -> str:
     """A verdict with its colour, for rich."""
     colour = _COLOURS.get(verdict)
     return f"[{colour}]{verdict}[/]" if colour else escape(verdict)
+
+
+def notes_of(result: BenchResult) -> list[str]:
+    """What was noted of a measurement, and of the level that is judged; each once."""
+    return list(dict.fromkeys([*result.notes, *(result.judged.notes if result.judged else ())]))
 
 
 def frontier_table(points: Sequence[BenchPoint]) -> Table:

@@ -100,7 +100,8 @@ def up(
     if once or outcome.summary["proof"] is None:
         _tell(outcome, json_output)
     if not once and outcome.summary["proof"] is None:
-        stderr.print(f"\nno service was started: {'; '.join(outcome.summary['reasons'])}", markup=False)
+        missed = ", ".join(g.name for g in outcome.gates if g.verdict in ("fail", "inconclusive", "void"))
+        stderr.print(f"\nno service was started, because of: {missed}", markup=False)
     raise typer.Exit(EXIT_BY_VERDICT.get(outcome.summary["verdict"], 1))
 
 
@@ -108,7 +109,7 @@ def _tell(outcome: Outcome, json_output: bool) -> None:
     if json_output:
         print_json(outcome.summary)
         return
-    from inferloop.cli.tables import coloured, frontier_table, gates_table, slo_table
+    from inferloop.cli.tables import coloured, frontier_table, gates_table, notes_of, slo_table
 
     bench = outcome.bench
     if bench is not None:
@@ -121,5 +122,9 @@ def _tell(outcome: Outcome, json_output: bool) -> None:
         stdout.print(f"\n[bold]Sizing[/]  {outcome.sizing.reason}; started here: {outcome.summary['fit']['start']}")
     stdout.print()
     stdout.print(gates_table(outcome.gates))
-    stdout.print(f"\nverdict  {coloured(outcome.summary['verdict'])}")
+    stdout.print()
+    for note in () if bench is None else notes_of(bench):
+        told = note.replace("--budget-s", "--bench-budget-s")  # which is how it is called here
+        stdout.print(f"note     {told}", markup=False)
+    stdout.print(f"verdict  {coloured(outcome.summary['verdict'])}")
     stdout.print(f"report   {outcome.summary['report']}", soft_wrap=True)
