@@ -122,6 +122,7 @@ def compare(
         wanted.append((text.strip(), entry, *wire.target_flags(text, entry)))
     if len(wanted) < 2:
         raise UsageError("--targets needs at least two, separated by commas")
+    wire.check_installed([name for _, _, name, _ in wanted], venv or ())
     loaded = load(contract)
     seed = chosen_seed(seed)
     options = CompareOptions(*(_rates(rates), seed, rounds, window_s), ignore_eos=ignore_eos, fresh_cache=fresh_cache)

@@ -247,6 +247,16 @@ def check_target(name: str, entry: Entry) -> None:
         raise UsageError(f"--ca-file and --insecure are for an https URL, and {name} is launched here")
 
 
+def check_installed(names: Sequence[str], venvs: Sequence[str]) -> None:
+    """Before the first of several is started, which may take minutes. Raises EnvironmentLacksError for an engine that
+    is not here, UsageError for `venvs` that name none."""
+    from inferloop.backends.discover import parse_venvs, require
+
+    for name in names:
+        if name in ENGINES:
+            require(name, parse_venvs(venvs))
+
+
 @contextlib.asynccontextmanager
 async def target(
     name: str,

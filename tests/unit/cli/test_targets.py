@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from inferloop.cli.main import app
 from inferloop.cli.wire import Entry, check_target, embedded_spec, endpoint, is_url, target_flags, tpot_objective_ms
 from inferloop.contract.workload import ModelRef
 from inferloop.core.errors import UsageError
@@ -104,3 +106,18 @@ def test_flags_are_for_what_is_launched() -> None:
 def test_a_wrong_target_is_told_before_anything_is_started(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         target_flags(text, Entry())
+
+
+def test_an_engine_that_is_not_here_is_told_before_others_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr("inferloop.cli.wire.target", refused)
+    monkeypatch.chdir(tmp_path)  # so that no .peers are found
+    (tmp_path / "c.yaml").write_text(
+        "{model: m, qps: {avg: 1}, input_tokens: 30, output_tokens: 8, prefix_reuse: 0, slo: {ttft_p95_ms: 900}}"
+    )
+    result = CliRunner().invoke(app, ["compare", "c.yaml", "--targets", "scripted,trtllm"])
+    assert result.exit_code == 3 and "trtllm is not installed" in " ".join(result.output.split())
