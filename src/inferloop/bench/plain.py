@@ -34,7 +34,7 @@ class PlainReader:
         has_output, is_answer, _ = answer.choices[0].content()
         usage, timings = answer.usage, answer.inferloop
         total = None if usage is None else usage.completion_tokens
-        count = int(has_output) if total is None else total
+        count = total or int(has_output)  # where text came a token came, whatever the server counts
         queue_ms = timings.queue_ms if timings is not None else None
         cached = None if usage is None else usage.num_cached_tokens
         return StreamResult(
@@ -47,8 +47,8 @@ class PlainReader:
             answer.choices[0].finish_reason,
             queue_ms if isinstance(queue_ms, float) else None,
             self._t_last_ns if is_answer else None,
-            "frames" if total is None else "usage",
-            False,
+            "usage" if total else "frames",
+            total == 0 < count,
             tells_cached=cached is not None,
         )
 

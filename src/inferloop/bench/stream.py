@@ -1,9 +1,10 @@
 """One streamed OpenAI answer (chat or completions) turned into token stamps.
 
 How many tokens a frame holds, by the best source there is: the server's own count (`inferloop.num_tokens`, asked for
-with `x-inferloop-timings: 1`), the growth of `usage` when every frame has it, else one per frame, corrected by the
-total in the last usage. A frame that has only a role, a finish reason or usage holds no token. Reasoning and tool calls
-are output like any other.
+with `x-inferloop-timings: 1`), the growth of `usage` when every frame has it and it grows from the first frame on, the
+total in the last usage spread over the frames, else one per frame. A frame that has only a role, a finish reason or
+usage holds no token. Reasoning and tool calls are output like any other. A total moves neither the first token nor the
+last: where text came a token came, also where the server does not count it.
 
 Nearly all frames of a stream differ in the text alone. So the bytes around the text of a frame that was understood are
 kept, and a frame with the same bytes around another plain text means the same and is not decoded. Where no bytes of an
@@ -23,7 +24,8 @@ _TEXT_KEYS = (_TEXT_KEY, b'"content": "', b'"text":"', b'"text": "')
 
 
 class StreamResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`error`: None, or empty_stream | truncated | protocol. `counted_by`: server | usage | frames.
+    """`error`: None, or empty_stream | truncated | protocol. `counted_by`: server | usage | total | frames, the last
+    where nobody counted.
 
     Frame i with tokens arrived at `times_ns[i]` and held `counts[i]` of them. `count_mismatch` says that the frames'
     token counts and the server's total differ by more than the end token.
@@ -207,11 +209,13 @@ class StreamReader:
             return (), (), "frames", False
         if None not in told:
             counts, source = [n or 0 for n in told], "server"
-        elif None not in self._so_far:
+        elif None not in self._so_far and self._so_far[0]:
             seen = [n or 0 for n in self._so_far]
             counts, source = [b - a for a, b in zip([0, *seen], seen, strict=False)], "usage"
+        elif total:
+            counts, source = _spread(total, len(times)), "total"
         else:
-            counts, source = _spread(len(times) if total is None else total, len(times)), "frames"
+            counts, source = [1] * len(times), "frames"
         mismatch = total is not None and abs(sum(counts) - total) > 1
         if min(counts) <= 0:
             kept = [(t, n) for t, n in zip(times, counts, strict=True) if n > 0]
@@ -220,6 +224,14 @@ class StreamReader:
 
 
 def _spread(total: int, num_frames: int) -> list[int]:
-    """`total` tokens over frames as evenly as whole tokens allow, at least one each while there are enough."""
+    """`total` tokens over frames as evenly as whole tokens allow: at least one each while there are enough, else one
+    for the first, one for the last and the others between. A server that cuts a token's text into pieces, or leaves
+    thinking out of its total, does not change when an answer began and ended."""
     each, rest = divmod(total, num_frames)
-    return [each] * (num_frames - rest) + [each + 1] * rest
+    if each:
+        return [each] * (num_frames - rest) + [each + 1] * rest
+    counts = [0] * num_frames
+    steps = max(1, total - 1)
+    for k in range(steps + 1):
+        counts[k * (num_frames - 1) // steps] = 1
+    return counts

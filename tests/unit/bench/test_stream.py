@@ -53,7 +53,7 @@ def test_the_whole_answer() -> None:
     assert WHOLE.error is None
     assert [c.num_tokens for c in WHOLE.chunks] == [4, 4, 4]
     assert (WHOLE.num_input_tokens, WHOLE.num_output_tokens, WHOLE.num_cached_tokens) == (9, 12, 4)
-    assert (WHOLE.finish_reason, WHOLE.counted_by, WHOLE.count_mismatch) == ("stop", "frames", False)
+    assert (WHOLE.finish_reason, WHOLE.counted_by, WHOLE.count_mismatch) == ("stop", "total", False)
 
 
 def test_event_by_event_reads_the_same() -> None:
@@ -153,10 +153,35 @@ def test_a_count_that_contradicts_the_total_is_told() -> None:
     assert read([(1, frames)]).count_mismatch
 
 
-def test_more_frames_than_tokens_keeps_the_total() -> None:
-    frames = frame({"content": "x"}) * 5 + frame(None, usage={"completion_tokens": 3}) + DONE
-    result = read([(1, frames)])
-    assert sum(c.num_tokens for c in result.chunks) == 3
+@pytest.mark.parametrize(("total", "seen"), [(1, [10, 14]), (2, [10, 14]), (3, [10, 12, 14]), (4, [10, 11, 12, 14])])
+def test_more_frames_than_tokens_keep_the_total_and_the_first_and_last_instant(total: int, seen: list[int]) -> None:
+    """As of servers that cut the text of a token into pieces, or leave what was thought out of their total."""
+    frames = [(t, frame({"reasoning": "x"} if t < 12 else {"content": "x"})) for t in range(10, 15)]
+    result = read([*frames, (15, frame(None, usage={"completion_tokens": total}) + DONE)])
+    assert result.chunks == tuple(Chunk(t, 1) for t in seen)
+    assert (result.num_output_tokens, result.t_first_answer_ns, result.count_mismatch) == (total, 12, False)
+
+
+@pytest.mark.parametrize(
+    ("so_far", "total", "counts", "counted_by"),
+    [
+        ([0, 0, 0], 6, [2, 2, 2], "total"),  # told at the end alone
+        ([0, 1, 2], 3, [1, 1, 1], "total"),  # each frame tells of those before it
+        ([0, 0, 0], 0, [1, 1, 1], "frames"),  # not at all
+        ([None, None, None], None, [1, 1, 1], "frames"),
+    ],
+)
+def test_usage_that_does_not_count_along_loses_no_frame(
+    so_far: list[int | None], total: int | None, counts: list[int], counted_by: str
+) -> None:
+    def usage(count: int | None) -> dict[str, int] | None:
+        return None if count is None else {"completion_tokens": count}
+
+    frames = [(t, frame({"content": "x"}, usage=usage(n))) for t, n in enumerate(so_far)]
+    last = frame({}, finish="stop", usage=usage(total))
+    result = read([*frames, (9, last + DONE)])
+    assert result.chunks == tuple(Chunk(t, n) for t, n in enumerate(counts))
+    assert (result.error, result.counted_by, result.count_mismatch) == (None, counted_by, total == 0)
 
 
 def test_a_role_only_stream_is_empty() -> None:
