@@ -133,6 +133,25 @@ def test_mooncake_has_milliseconds_and_real_prefixes(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("size", [16, 64, 512, 1024])
+def test_blocks_of_other_sizes_share_what_they_are(tmp_path: Path, size: int) -> None:
+    """Two prompts with the first two blocks in common. The size stands nowhere: the numbers of ids tell it."""
+    rows = [
+        {"timestamp": 1000 * i, "input_length": n, "output_length": 5, "hash_ids": ids}
+        for i, (n, ids) in enumerate([(3 * size, [1, 2, 3]), (3 * size - 1, [1, 2, 4]), (3 * size + 1, [5, 6, 7, 8])])
+    ]
+    first, second, third = replay(tmp_path, "".join(json.dumps(r) + "\n" for r in rows)).requests
+    assert [s.num_tokens for s in first.segments] == [size] * 3
+    assert second.segments[:2] == first.segments[:2] and second.segments[2].key != first.segments[2].key
+    assert [s.num_tokens for s in third.segments] == [size] * 3 + [1]
+
+
+def test_prompts_that_are_named_in_part_have_the_rest_for_themselves(tmp_path: Path) -> None:
+    rows = MOONCAKE.replace("[46, 47, 48]", "[46]").replace("[46, 47, 2366]", "[46]")
+    first, second, _ = replay(tmp_path, rows).requests
+    assert [s.num_tokens for s in first.segments] == [512, 688] and first.segments[0] == second.segments[0]
+
+
 def test_sharegpt_becomes_conversations(tmp_path: Path) -> None:
     workload = replay(tmp_path, SHAREGPT, base={"turns": 2, "think_ms": 1500})
     turns = [r for r in workload.requests if r.session is not None]
@@ -221,6 +240,16 @@ def test_time_scale_and_limits(tmp_path: Path) -> None:
     assert (skipped.num_clipped, skipped.num_skipped) == (0, 3)
 
 
+def test_of_a_long_trace_only_the_window_is_kept(tmp_path: Path) -> None:
+    """Whatever the order of its lines: what is later is counted."""
+    header = BURSTGPT.splitlines()[0]
+    for order in (range(500), range(499, -1, -1), [250, 3, 499, *(i for i in range(500) if i not in (250, 3, 499))]):
+        rows = "".join(f"{100 + i},m,200,10,0,x\n" for i in order)
+        workload = replay(tmp_path, f"{header}\n{rows}", duration_s=10.0, time_scale=0.5)
+        assert [r.at_s for r in workload.requests] == [i / 2 for i in range(20)]
+        assert workload.num_later == 480
+
+
 def test_lines_out_of_order_are_put_in_order(tmp_path: Path) -> None:
     lines = BURSTGPT.splitlines()
     mixed = "\n".join([lines[0], lines[2], lines[1], lines[4]])
@@ -251,6 +280,7 @@ def test_a_silent_trace_shares_what_is_declared(tmp_path: Path) -> None:
         (AZURE_2023.replace("2023-11-16 18:15:50.9951690", "noon"), ":3: TIMESTAMP: must be a date and time"),
         (AZURE_2023.splitlines()[0], "holds no request that can be replayed"),
         (BURSTGPT.replace("45,C", "nan,C"), ":3: Timestamp: must be a number"),
+        (MOONCAKE.replace("[46]", "[46, 47, 48]"), ":3: hash_ids: names 3 blocks of 512 tokens for a prompt of 512"),
         (MOONCAKE.replace("[46]", "46"), ":3: hash_ids: must be a list of whole numbers"),
         (MOONCAKE.replace("30535", '"x"', 1), ":2: timestamp: must be a number"),
         (MOONCAKE.replace("30535", "1e999", 1), ":2: timestamp: must be a number"),

@@ -18,8 +18,8 @@ CountTokens = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """`at_s` counts from any zero; None in a trace without times. `blocks` name the 512-token blocks that the prompt
-    begins with: equal names, equal tokens. Requests of one `session` are turns that repeat what was said before.
+    """`at_s` counts from any zero; None in a trace without times. `blocks` name the blocks of `block_tokens` that the
+    prompt begins with: equal names, equal tokens. Requests of one `session` are turns that repeat what was said before.
     `end_s`, on the clock of `at_s`, is when the answer was complete; None where that is not told."""
 
     at_s: float | None
@@ -29,6 +29,7 @@ class Recorded:
     session: str | None = None
     traffic_class: str = "default"
     end_s: float | None = None
+    block_tokens: int = BLOCK_TOKENS
 
 
 def estimate_tokens(text: str) -> int:

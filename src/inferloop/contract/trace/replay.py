@@ -6,6 +6,7 @@ sent. Times are multiplied by the scale of the contract, and gaps keep their pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,7 +15,7 @@ from pathlib import Path
 from inferloop.contract.chains import next_turn
 from inferloop.contract.draws import seed_of
 from inferloop.contract.trace.detect import READERS, detect
-from inferloop.contract.trace.record import BLOCK_TOKENS, MAX_REQUESTS, CountTokens, Recorded, estimate_tokens
+from inferloop.contract.trace.record import MAX_REQUESTS, CountTokens, Recorded, estimate_tokens
 from inferloop.contract.workload import TraceSource
 from inferloop.core.errors import TraceError
 from inferloop.core.request import Segment
@@ -63,7 +64,10 @@ def read_trace(
     kind = detect(path) if source.format == "auto" else source.format
     most = min(n for n in (num_requests, source.max_requests, MAX_REQUESTS + 1) if n is not None)
     found: list[Recorded] = []
-    num_skipped = num_clipped = 0
+    num_skipped = num_clipped = num_later = 0
+    # What comes that long after any other is later than the window, whichever turns out to be the first.
+    window_s = math.inf if duration_s is None else duration_s / source.time_scale
+    earliest_s = math.inf
     for recorded in READERS[kind](path, count or estimate_tokens):
         if recorded.input_tokens < 1 or recorded.output_tokens < 1:
             num_skipped += 1
@@ -73,10 +77,15 @@ def read_trace(
             num_skipped += 1
             continue
         num_clipped += fitting is not recorded
-        found.append(fitting)
-        if len(found) >= most:
+        at_s = recorded.at_s
+        earliest_s = earliest_s if at_s is None else min(earliest_s, at_s)
+        if at_s is not None and at_s - earliest_s > window_s:
+            num_later += 1
+        else:
+            found.append(fitting)
+        if len(found) + num_later >= most:
             break
-    if len(found) > MAX_REQUESTS:
+    if len(found) + num_later > MAX_REQUESTS:
         raise TraceError(f"has more than {MAX_REQUESTS} requests", file=str(path), hint="give max_requests")
     if not found:
         raise TraceError("holds no request that can be replayed", file=str(path))
@@ -85,7 +94,8 @@ def read_trace(
     if duration_s is not None:
         timed = [r for r in timed if r.at_s is None or r.at_s < duration_s]
     tells = any(r.blocks or r.session is not None for r in timed)
-    return Trace(tuple(_prompts(timed, names)), num_clipped, num_skipped, tells, num_timed - len(timed))
+    num_later += num_timed - len(timed)
+    return Trace(tuple(_prompts(timed, names)), num_clipped, num_skipped, tells, num_later)
 
 
 def _fit(recorded: Recorded, limit: int | None) -> Recorded:
@@ -134,9 +144,9 @@ def _prompts(timed: Iterable[Recorded], names: tuple[str | int, ...]) -> Iterabl
 def _blocks(recorded: Recorded, own: int, names: tuple[str | int, ...]) -> tuple[Segment, ...]:
     """One segment per block, the last as long as what is left; what no block names is the request's own."""
     segments: list[Segment] = []
-    left = recorded.input_tokens
-    for block in islice(recorded.blocks, -(-left // BLOCK_TOKENS)):
-        num_tokens = min(BLOCK_TOKENS, left)
+    left, size = recorded.input_tokens, recorded.block_tokens
+    for block in islice(recorded.blocks, -(-left // size)):
+        num_tokens = min(size, left)
         segments.append(Segment(seed_of(*names, "trace", "block", block), num_tokens))
         left -= num_tokens
     return (*segments, Segment(own, left)) if left else tuple(segments)
