@@ -58,7 +58,9 @@ class Agenda:
         heapq.heapify(self._later)
         self._ready: deque[tuple[int, Due]] = deque()
         self._num_capped = 0
-        self.num_dropped_turns = 0
+        self.num_dropped_turns = self.num_forgone = 0
+        self.num_left = len(plan)
+        """Requests that may yet be sent, those that follow others included."""
 
     @property
     def next_wake_ns(self) -> int | None:
@@ -74,10 +76,6 @@ class Agenda:
         return not (self._ready or self._later) and self._pacer.finished
 
     @property
-    def num_forgone(self) -> int:
-        return sum(1 + self._num_after(self._open[i]) for i in self._pacer.forgone)
-
-    @property
     def stalls(self) -> tuple[Stall, ...]:
         return tuple(self._pacer.stalls)
 
@@ -87,7 +85,12 @@ class Agenda:
 
     def due(self, now_ns: int, num_in_flight: int = 0) -> list[Due]:
         """What is to be sent now, in the order in which it fell due."""
+        num_before = self._pacer.num_forgone
         opened = [Due(self._open[i], self._pacer.deadline(i)) for i in self._pacer.due(now_ns, num_in_flight)]
+        for i in self._pacer.forgone[num_before:]:
+            num = 1 + self._num_after(self._open[i])
+            self.num_forgone += num
+            self.num_left -= num
         while self._later and self._later[0][0] <= now_ns:
             self._ready.append(heapq.heappop(self._later))
         room = len(self._ready)
@@ -95,6 +98,7 @@ class Agenda:
             room = min(room, max(0, self._max_in_flight - num_in_flight - len(opened)))
             self._num_capped += room < len(self._ready)
         others = [self._ready.popleft() for _ in range(room)]
+        self.num_left -= len(opened) + len(others)
         if not opened:
             return [due for _, due in others]
         return [due for _, due in sorted([*others, *((due.t_intended_ns or 0, due) for due in opened)], key=_instant)]
@@ -109,7 +113,9 @@ class Agenda:
         while follower != NONE:
             gap_ns, own = self._at_ns[follower], self._session[follower]
             if failed and own != NONE and own == session:
-                self.num_dropped_turns += 1 + self._num_after(follower)
+                num = 1 + self._num_after(follower)
+                self.num_dropped_turns += num
+                self.num_left -= num
             else:
                 due_ns = t_end_ns + gap_ns
                 due = Due(follower, None if own == NONE else due_ns)

@@ -18,6 +18,7 @@ from inferloop.measure.timing import RequestTiming, schedule_delay_ms
 
 _RATE_TOLERANCE = 0.01
 _MISCOUNTED_SHARE = 0.01
+_LENGTH_TOLERANCE = 0.1
 _LEAST_DELAY_MS = 10.0
 _GAUGE_LAG_S = 0.002
 """The gauge falls when the client's loop comes round to it, a little after the last byte was stamped."""
@@ -46,10 +47,12 @@ def self_checks(
     declared_reuse: float,
     *,
     is_compared: bool = False,
+    exact_lengths: bool = True,
 ) -> Checks:
     """`measured` are the point's requests without warm-up; `declared_reuse` is the share of input tokens that this
     workload repeats. `is_compared`: a cache that holds less than it could is part of what is compared, and is left to
-    whoever tells of `reuse`."""
+    whoever tells of `reuse`. `exact_lengths`: answers were to be as long as the workload has them; else their lengths
+    are noted."""
     late = [_schedule(result, planned), _delay(measured, slo), _lag(result, measured, slo)]
     found = [
         *late,
@@ -67,6 +70,18 @@ def self_checks(
         cold, note = _cold(seen)
         found += [_warm(seen), None if is_compared else cold]
         notes += [note] if note and not is_compared else []
+    length = _answer_lengths(result)
+    if length is not None:
+        if exact_lengths:
+            found.append(f"{length}: the target ends them when it likes, which --no-ignore-eos lets it do")
+        else:
+            notes.append(length)
+    uncounted = result.counted_by["frames"]
+    if uncounted:
+        notes.append(
+            f"{uncounted} of {sum(result.counted_by.values())} answers came without the number of their tokens: each "
+            "chunk is taken for one, which makes TPOT and tokens/s wrong where chunks hold several"
+        )
     busiest = max((s.cpu_share for s in result.senders), default=0.0)
     if _MUCH_CPU < busiest <= _MOST_CPU:
         notes.append(f"the load generator was busy for {busiest:.0%} of the time: give it more senders")
@@ -74,6 +89,11 @@ def self_checks(
         notes.append(
             "the load generator ran at ordinary priority, so that others may have held it up: allow it real-time "
             "priority (ulimit -r), or leave it a core"
+        )
+    num_stale = sum(s.num_stale_retries for s in result.senders)
+    if num_stale:
+        notes.append(
+            f"{num_stale} requests were sent again: the server had closed the idle connection they went out on"
         )
     if result.num_capped:
         notes.append(f"the limit on requests in flight held back sends {result.num_capped} times")
@@ -175,6 +195,14 @@ def _counts(result: DriveResult) -> list[str | None]:
             f"{result.num_length_mismatches} of {num_ok} prompts have another length at the server than was sent"
         )
     return out
+
+
+def _answer_lengths(result: DriveResult) -> str | None:
+    """Shorter answers than the workload's are less work, and make any service look fast."""
+    told, asked = result.num_tokens_told, result.num_tokens_asked
+    if not asked or abs(told / asked - 1.0) <= _LENGTH_TOLERANCE:
+        return None
+    return f"answers have {told / asked:.0%} of the tokens that were asked for"
 
 
 def _clients_fault(result: DriveResult) -> str | None:

@@ -96,8 +96,11 @@ class Collector:
             r.counted_by[stream.counted_by] += 1
             r.num_count_mismatches += stream.count_mismatch
             r.num_telling_cache += stream.tells_cached
-            told = stream.num_input_tokens
-            r.num_length_mismatches += told is not None and told != self._requests[outcome.position].num_input_tokens
+            request, told = self._requests[outcome.position], stream.num_input_tokens
+            r.num_length_mismatches += told is not None and told != request.num_input_tokens
+            if stream.counted_by != "frames":
+                r.num_tokens_told += stream.num_output_tokens
+                r.num_tokens_asked += request.timed.output_tokens
 
     def _count_kept(self) -> None:
         """Those that were not counted as they came."""

@@ -330,7 +330,11 @@ class _Compare:
             result = await runner.drive(planned, self._drive_options(self._drain_s), keep)
         others = others_note(await asyncio.to_thread(self._others.percent))
         timings = [measured[i] for i in sorted(measured)]
-        checks = self_checks(result, timings, planned, self._contract.slo, workload.prefix_reuse, is_compared=True)
+        checks = self_checks(
+            *(result, timings, planned, self._contract.slo, workload.prefix_reuse),
+            is_compared=True,
+            exact_lengths=self._options.ignore_eos,
+        )
         void = checks.void if timings else (*checks.void, "no request was due in the window")
         notes = (*checks.notes, others) if others else checks.notes
         prompts, balance = prompts_digest(planned), balance_of(result.timings)

@@ -30,6 +30,9 @@ from inferloop.core.units import NS_PER_MS, NS_PER_S
 
 _AT_START_NS = NS_PER_MS
 _TOGETHER = 32
+_UNSURE_SHARE = 0.01
+"""Of the requests, that may be sent again where it is not certain that the server never got them: of the failures of
+one that resets connections no more may be hidden than this."""
 
 
 class EngineReport(msgspec.Struct, array_like=True):
@@ -75,7 +78,7 @@ class Engine:
         self._sending, self._is_pumping = True, False
         self._over = asyncio.Event()
         self._armed_ns: int | None = None
-        self._num_started = self._num_stale = self._num_bytes_sent = 0
+        self._num_started = self._num_stale = self._num_unsure = self._num_bytes_sent = 0
         self._gauge_ns = self._integral = 0
         self._first_send_ns: int | None = None
         self._lags, self._errors = array("q"), array("q")
@@ -221,9 +224,13 @@ class Engine:
             exchange.start(connection)
         return True
 
-    def send_again(self, exchange: Exchange) -> None:
+    def send_again(self, exchange: Exchange, *, sure: bool) -> bool:
+        if not sure and self._num_unsure > _UNSURE_SHARE * self._num_started:
+            return False
         self._num_stale += 1
+        self._num_unsure += not sure
         self._pool.open_for(partial(self._connected, exchange))
+        return True
 
     def ended(self, exchange: Exchange, outcome: Outcome) -> None:
         now_ns = self._now_ns()
@@ -253,8 +260,8 @@ class Engine:
             exchange.fail("timeout", f"not complete within {self._options.request_timeout_s:g} s")
         if self._sending and self._end_ns is not None and now_ns >= self._end_ns:
             self.stop("drain")
-        nothing_due = not self._sending or self._agenda.next_wake_ns is None
-        if nothing_due and now_ns - self._quiet_ns >= self._options.cut_off_s * NS_PER_S:
+        nothing_left = not self._sending or self._agenda.num_left == 0
+        if nothing_left and now_ns - self._quiet_ns >= self._options.cut_off_s * NS_PER_S:
             self.stop("cut")
         if self._on_tick is not None:
             self._on_tick()

@@ -50,8 +50,9 @@ class Owner(Protocol):
         """Called once for each exchange, whatever happens."""
         ...
 
-    def send_again(self, exchange: Exchange) -> None:
-        """Asked for another connection, once, when an idle one turns out to be dead."""
+    def send_again(self, exchange: Exchange, *, sure: bool) -> bool:
+        """Asked for another connection, once, when an idle one turns out to be dead; `sure`: the server never got the
+        request. False: it is to fail."""
         ...
 
 
@@ -111,10 +112,11 @@ class Exchange:
 
     def end(self, t_ns: int, problem: str | None, detail: str) -> None:
         self._connection = None
-        if problem == "stale" and not self._sent_again and monotonic_ns() - self.t_send_ns < STALE_S * NS_PER_S:
+        is_dead = problem in ("stale", "lost")
+        if is_dead and not self._sent_again and monotonic_ns() - self.t_send_ns < STALE_S * NS_PER_S:
             self._sent_again = True
-            self._owner.send_again(self)
-            return
+            if self._owner.send_again(self, sure=problem == "stale"):
+                return
         self._t_last_ns = max(self._t_last_ns, t_ns)
         if problem is None and self._status != 200:
             text = self._excerpt[:_MAX_EXCERPT].decode(errors="replace")
@@ -122,7 +124,7 @@ class Exchange:
         elif problem is None:
             self._close(None, None, cut=False)
         else:
-            self._close("truncated" if problem == "stale" else problem, detail, cut=True)
+            self._close("truncated" if is_dead else problem, detail, cut=True)
 
     def _close(self, error: str | None, detail: str | None, *, cut: bool) -> None:
         self.done = True

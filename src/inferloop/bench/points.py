@@ -257,7 +257,10 @@ class Measurer:
         summary = summarize(judged, mode=mode, offered_qps=qps)
         arrival_qps = arrival_rate(measured)
         summary = replace(summary, num_requests=len(measured), num_censored=num_censored, arrival_qps=arrival_qps)
-        checks = self_checks(result, measured, planned, self._contract.slo, workload.prefix_reuse)
+        checks = self_checks(
+            *(result, measured, planned, self._contract.slo, workload.prefix_reuse),
+            exact_lengths=self._options.ignore_eos,
+        )
         notes = list(checks.notes)
         if qps and arrival_qps and abs(arrival_qps / qps - 1) > _ODD_ARRIVALS:
             notes.append(f"by chance {arrival_qps:.3g} requests/s arrived in this window, not {qps:.3g}")

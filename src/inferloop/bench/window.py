@@ -22,7 +22,8 @@ StopWhen = Callable[[Sequence[RequestTiming]], Stop | None]
 
 @dataclass(frozen=True, slots=True)
 class DriveOptions:
-    """`cut_off_s` after the last send, when nothing more falls due, what is unfinished is censored.
+    """`cut_off_s` after the last send, or after the end of the budget, what is unfinished is censored. A send is not
+    the last while requests are planned to follow those in flight, however long these take.
 
     `num_senders` processes send, each on `sender_cores[i]` where cores are named; 0 sends from the calling process,
     whose other work then shows in the timings. `max_in_flight` makes open arrivals wait for a free slot; it and
@@ -108,6 +109,9 @@ class DriveResult:
     num_capped: int = 0
     num_count_mismatches: int = 0
     num_length_mismatches: int = 0
+    num_tokens_told: int = 0
+    """Output tokens of the successes that the server counted; `num_tokens_asked` is what these were asked for."""
+    num_tokens_asked: int = 0
     num_telling_cache: int = 0
     """Answers that say how many of their input tokens came from the cache."""
     counted_by: Counter[str] = field(default_factory=Counter)

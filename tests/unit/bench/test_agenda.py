@@ -83,19 +83,20 @@ def test_a_failed_turn_drops_the_rest_of_its_session_and_of_no_other() -> None:
     ]
     agenda = Agenda(steps_of(plan))
     assert agenda.due(0) == [Due(0, 0)]
+    assert agenda.num_left == 5
     agenda.ended(0, 10, failed=True)
-    assert agenda.num_dropped_turns == 2
+    assert (agenda.num_dropped_turns, agenda.num_left) == (2, 3)
     assert agenda.due(NS_PER_S + 10) == [Due(3, None), Due(5, NS_PER_S + 10)]
     agenda.ended(3, 2 * NS_PER_S, failed=True)
     assert agenda.due(2 * NS_PER_S) == [Due(4, None)]
-    assert agenda.finished
+    assert agenda.finished and agenda.num_left == 0
 
 
 def test_turns_after_one_that_was_forgone_are_forgone_too() -> None:
     plan = [request(0, 0.1, None, 1), request(1, 1.0, 0, 1), request(2, 0.9), request(3, 2.0)]
     agenda = Agenda(steps_of(plan), max_catch_up_ns=250 * NS_PER_MS)
     assert agenda.due(NS_PER_S) == [Due(2, 900 * NS_PER_MS)]
-    assert agenda.num_forgone == 2
+    assert (agenda.num_forgone, agenda.num_left) == (2, 1)
     assert (agenda.stalls[0].late_ns, agenda.stalls[0].num_forgone) == (900 * NS_PER_MS, 1)
 
 

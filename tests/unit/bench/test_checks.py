@@ -28,7 +28,9 @@ def timing(i: int, *, late_ms: int = 0, cached: int = 0, error: str | None = Non
     return RequestTiming(f"r{i}", intended, send, send, end, chunks, 100, 5, cached, error)
 
 
-def run(timings: list[RequestTiming], *, reuse: float = 0.0, **more: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def run(
+    timings: list[RequestTiming], *, reuse: float = 0.0, exact_lengths: bool = True, **more: Any
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     span_s = (max(t.t_end_ns for t in timings) - min(t.t_send_ns for t in timings)) / NS_PER_S
     busy_s = sum(t.t_end_ns - t.t_send_ns for t in timings) / NS_PER_S
     counted = Counter({"server": sum(t.ok for t in timings)})
@@ -41,7 +43,7 @@ def run(timings: list[RequestTiming], *, reuse: float = 0.0, **more: Any) -> tup
         **more,
     }
     planned = [repeating(i, reuse) for i in range(len(timings))]
-    found = self_checks(DriveResult(**values), timings, planned, SLO, reuse)
+    found = self_checks(DriveResult(**values), timings, planned, SLO, reuse, exact_lengths=exact_lengths)
     return found.void, found.notes
 
 
@@ -170,6 +172,28 @@ def test_wrong_counts_void() -> None:
     assert "token counts" in run(timings, num_count_mismatches=3)[0][0]
     assert "another length" in run(timings, num_length_mismatches=3)[0][0]
     assert run(timings, num_count_mismatches=1)[0] == ()
+
+
+def test_chunks_that_nobody_counts_are_told() -> None:
+    void, (note,) = run([timing(i) for i in range(200)], counted_by=Counter({"frames": 3, "total": 197}))
+    assert void == () and note.startswith("3 of 200 answers came without the number of their tokens")
+
+
+def test_answers_of_another_length_than_asked_for_void() -> None:
+    """Less work than the workload has would pass any objective."""
+    timings = [timing(i) for i in range(200)]
+    for told, share in ((200, "20%"), (800, "80%"), (1200, "120%")):
+        (why,), notes = run(timings, num_tokens_told=told, num_tokens_asked=1000)
+        assert why.startswith(f"answers have {share} of the tokens that were asked for") and notes == ()
+        free = run(timings, num_tokens_told=told, num_tokens_asked=1000, exact_lengths=False)
+        assert free == ((), (f"answers have {share} of the tokens that were asked for",))
+    assert run(timings, num_tokens_told=920, num_tokens_asked=1000)[0] == ()
+
+
+def test_requests_that_were_sent_again_are_told() -> None:
+    senders = (SenderStats(1, 0.5, 0.1, num_stale_retries=1), SenderStats(2, 0.5, 0.1, num_stale_retries=2))
+    void, (note,) = run([timing(i) for i in range(200)], senders=senders)
+    assert void == () and note.startswith("3 requests were sent again")
 
 
 def test_our_own_and_refused_requests_void() -> None:

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import errno
 import json
+import socket
 import ssl
+import struct
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -153,8 +156,8 @@ async def test_each_way_to_end(data: bytes, error: str | None) -> None:
     async with serving(always(data, close=True)) as server:
         result = await run(plan(3), server)
     assert [t.error for t in result.timings] == [error] * 3
-    # None of them can be used again; the first had been idle, so what came to nothing on it was tried once more.
-    assert server.num_connections == (3 if data else 4)
+    # None of them can be used again. Elsewhere nobody tells that the server took what came to nothing on the first.
+    assert server.num_connections == (3 if data or sys.platform == "linux" else 4)
     assert result.num_unsent == 0
 
 
@@ -162,25 +165,40 @@ async def test_an_idle_connection_that_the_server_closed_is_replaced_once(monkey
     monkeypatch.setattr(exchange, "STALE_S", 60.0)  # however slow this machine is
 
     async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
-        if number == 1:  # as if it had been idle for too long: no byte of an answer
+        writer.write(FRAMED)
+        if number % 2 == 0:  # without a word, so that the next request is on its way when the end is seen
             writer.close()
-        else:
-            writer.write(FRAMED)
 
     async with serving(play) as server:
-        result = await run(plan(3), server)
-    assert [t.error for t in result.timings] == [None] * 3
-    assert len(server.heads) == 4
-    assert server.heads[1] == server.heads[2]  # the same request, its ids included
-    assert result.senders[0].num_stale_retries == 1
+        result = await run(plan(41), server)
+    assert [t.error for t in result.timings] == [None] * 41
+    assert (len(server.heads), server.num_connections) == (41, 21)
+    assert result.senders[0].num_stale_retries == 20, "those that the server never got are as many as there are"
 
-    async def never(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
-        writer.close()
 
-    async with serving(never) as server:
-        result = await run(plan(1), server)
-    assert [t.error for t in result.timings] == ["truncated"]
-    assert len(server.heads) == 2
+@pytest.mark.parametrize("way", ["close", "reset", "tls"])
+async def test_a_server_that_gives_up_requests_cannot_hide_behind_idle_connections(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Every second one, as soon as it has read it. Where that is not certain one may be sent again, and 1 % more."""
+    monkeypatch.setattr(exchange, "STALE_S", 60.0)
+
+    async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        if number % 2 == 0:
+            writer.write(FRAMED)
+            return
+        if way == "reset":
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async with serving(play, tls=way == "tls") as server:
+        result = await run(plan(60), Endpoint(server.url, insecure=way == "tls"))
+    (stats,) = result.senders
+    assert stats.num_stale_retries == len(server.heads) - 60 <= 1
+    if way == "close" and sys.platform == "linux":
+        assert stats.num_stale_retries == 0
+    assert [t.error for t in result.timings].count("truncated") >= 29
 
 
 async def test_a_request_that_the_server_dropped_after_a_while_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,3 +352,4 @@ async def test_a_json_answer_counts_by_its_usage() -> None:
         result = await run(plan(3), server)
     assert [(t.error, [c.num_tokens for c in t.chunks]) for t in result.timings] == [(None, [3])] * 3
     assert result.num_length_mismatches == 0
+    assert (result.num_tokens_told, result.num_tokens_asked) == (9, 3)

@@ -170,7 +170,7 @@ async def test_every_fault_has_its_class() -> None:
         kind = number
         if kind in (0, 1, 2):
             status = ("400 Bad Request", "429 Too Many Requests", "503 Busy")[kind]
-            writer.write(f"HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+            writer.write(f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}".encode())
         elif kind == 3:
             writer.write(HEAD + event("half"))
         elif kind == 4:
@@ -260,9 +260,17 @@ async def test_budget_ends_a_serial_window() -> None:
 
 async def test_a_serial_request_that_never_ends_is_cut_off() -> None:
     async with serving(lambda n, w: answer(n, w, wait_s=0.0 if n == 0 else 60.0)) as (_, target):
-        result = await drive(chain(5), target, patient(cut_off_s=0.2))
+        result = await drive(chain(5), target, patient(budget_s=1.0, cut_off_s=0.1))
     assert [t.error for t in result.timings] == [None, "censored"]
     assert result.num_unsent == 3
+
+
+async def test_users_who_wait_for_long_answers_are_not_cut_off_before_their_next_question() -> None:
+    """All of them wait, so nothing falls due: that is no end of the window."""
+    async with serving(lambda n, w: answer(n, w, wait_s=0.1 if n < 4 else 60.0)) as (_, target):
+        result = await drive(chain(6, 2), target, patient(cut_off_s=0.05))
+    assert [t.error for t in result.timings] == [None] * 4 + ["censored"] * 2
+    assert result.num_unsent == 0
 
 
 async def test_budget_ends_an_open_window_between_two_sends() -> None:

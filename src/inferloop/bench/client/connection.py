@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import struct
 import time
 from typing import Any, Protocol, cast
 
 import httptools
 
+_NUM_ACKED_AT = 120
+"""Of `struct tcp_info` on Linux: tcpi_bytes_acked."""
+_U64 = struct.Struct("=Q")
 CUT_SHORT = "the server closed the connection before the answer was complete"
 
 
@@ -23,8 +28,9 @@ class Receiver(Protocol):
     def body(self, t_ns: int, data: bytes) -> None: ...
 
     def end(self, t_ns: int, problem: str | None, detail: str) -> None:
-        """`problem`: None when the answer is complete; truncated, protocol, or stale: an idle connection that the
-        server had closed before any of the answer came. `t_ns` is when the last bytes came, 0 without any."""
+        """`problem`: None when the answer is complete; truncated, protocol; stale: an idle connection, which the server
+        had closed before it got the request; or lost: an idle one, and whether before or after is not known. `t_ns` is
+        when the last bytes came, 0 without any."""
         ...
 
 
@@ -43,6 +49,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         *("_owner", "_transport", "_fd", "_parser", "_receiver", "_now_ns", "_pieces", "_headers"),
         *("_status", "_complete", "_stray", "_keep", "_t_last_ns", "closed", "was_idle", "on_body"),
+        *("_num_sent", "_num_before", "_refused", "_ended"),
     )
 
     def __init__(self, owner: Owner) -> None:
@@ -56,6 +63,8 @@ class Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._status = self._t_last_ns = 0
         self._complete = self._stray = self._keep = False
+        self._num_sent = self._num_before = 0
+        self._refused = self._ended = False
         self.closed = False
         self.was_idle = False
         """Whether it had been lying idle when it was taken."""
@@ -67,6 +76,8 @@ class Connection(asyncio.Protocol):
         self._status = self._t_last_ns = 0
         self._complete = self._stray = False
         self._headers = {}
+        self._num_before = self._num_sent
+        self._num_sent += len(payload)
         sent = 0
         if self._fd >= 0 and not self._transport.is_closing():
             # Past the loop's buffers, which are written only when all that is ready has been handled: the stamp of the
@@ -76,6 +87,7 @@ class Connection(asyncio.Protocol):
             except BlockingIOError:
                 pass
             except OSError:
+                self._refused = True
                 self.abort()
                 return
         if sent < len(payload):
@@ -130,19 +142,31 @@ class Connection(asyncio.Protocol):
                 self.abort()
 
     def eof_received(self) -> None:
-        self.closed = True
+        self.closed = self._ended = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        self._fd = -1
         if self._receiver is not None:
             if not self._t_last_ns:
-                self._end("stale" if self.was_idle else "truncated", CUT_SHORT)
+                self._end(self._before_any_byte(), CUT_SHORT)
             elif exc is None and self._status and not self._is_framed():
                 self._end(None, "")  # a body that ends with the connection
             else:
                 self._end("truncated", CUT_SHORT)
+        self._fd = -1
         self._owner.gone(self)
+
+    def _before_any_byte(self) -> str:
+        """What it means that nothing came. A server that ends a connection in order has either read the request, which
+        its kernel then acknowledged, or ended before it came. A reset may mean either."""
+        if not self.was_idle:
+            return "truncated"
+        if self._refused:
+            return "stale"
+        num_acked = _num_acked(self._fd) if self._ended else None
+        if num_acked is None:
+            return "lost"
+        return "truncated" if num_acked > self._num_before else "stale"
 
     def _end(self, problem: str | None, detail: str) -> None:
         receiver, self._receiver = self._receiver, None
@@ -172,3 +196,16 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._status:
             self._complete = True
+
+
+def _num_acked(fd: int) -> int | None:
+    """Bytes of what was sent that the other side's kernel has acknowledged (tcp(7), TCP_INFO). None where it cannot be
+    told: over TLS, whose bytes are others than ours, and on other systems."""
+    try:
+        sock = socket.socket(fileno=os.dup(fd))
+    except OSError:
+        return None
+    with sock, contextlib.suppress(OSError, AttributeError, struct.error):
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _NUM_ACKED_AT + _U64.size)
+        return int(_U64.unpack_from(told, _NUM_ACKED_AT)[0]) - 1  # the handshake counts for one
+    return None
