@@ -51,8 +51,8 @@ async def test_a_light_start_is_no_part_of_the_steady_state_and_a_slow_one_is(tm
         assert slow and min(slow) >= 1000 * SLOW_S
         assert peak.summary.ttft_ms.max is not None and peak.summary.ttft_ms.max >= 1000 * SLOW_S
         return
-    assert settled_ns(sent, measured, 0) in (None, start.t_ns)
     quick = [w for t in sent[:NUM_FIRST] if (w := ttft_ms(t)) is not None]
     if quantile(sorted(quick), 0.5) < 100 * SLOW_S and len(sent) > 5 * NUM_FIRST:  # the machine let them be quick
+        assert settled_ns(sent, measured, 0) in (None, start.t_ns)
         kept = [w for t in measured if (w := ttft_ms(t)) is not None]
         assert sum(w < 1000 * SLOW_S for w in kept) <= NUM_FIRST / 2, "most of the light start is gone"

@@ -21,7 +21,9 @@ if sys.argv[1] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if sys.argv[1] == "broken":
     sys.exit(7)
-Path(sys.argv[2]).write_text("told")
+told = Path(sys.argv[2] + ".part")
+told.write_text("told")
+told.rename(sys.argv[2])
 time.sleep(600)
 """
 ARGV = [sys.executable, "-c", FAKE]
