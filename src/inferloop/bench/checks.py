@@ -13,12 +13,14 @@ from inferloop.core.slo import Slo
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.measure import little
 from inferloop.measure.quantiles import min_samples, quantile
-from inferloop.measure.samples import collect
+from inferloop.measure.samples import ERROR_CLASSES, NOT_THE_SERVICE, collect
 from inferloop.measure.timing import RequestTiming, schedule_delay_ms
 
 _RATE_TOLERANCE = 0.01
 _MISCOUNTED_SHARE = 0.01
 _LENGTH_TOLERANCE = 0.1
+_MOST_SHOWN = 160
+"""Characters of what a server said of a failure."""
 _LEAST_DELAY_MS = 10.0
 _GAUGE_LAG_S = 0.002
 """The gauge falls when the client's loop comes round to it, a little after the last byte was stamped."""
@@ -70,6 +72,11 @@ def self_checks(
         cold, note = _cold(seen)
         found += [_warm(seen), None if is_compared else cold]
         notes += [note] if note and not is_compared else []
+    notes += [
+        f"{name}, for example: {result.details[name][:_MOST_SHOWN]}"
+        for name in ERROR_CLASSES
+        if name in result.details and name not in NOT_THE_SERVICE
+    ]
     length = _answer_lengths(result)
     if length is not None:
         if exact_lengths:

@@ -9,13 +9,12 @@ import msgspec
 
 from inferloop.bench.client.connection import Connection
 from inferloop.bench.plain import PlainReader
-from inferloop.bench.stream import StreamReader, StreamResult
+from inferloop.bench.stream import MAX_EXCERPT, StreamReader, StreamResult
 from inferloop.core.units import NS_PER_S
 
 STALE_S = 1.0
 """An idle connection that the server has closed shows within a round trip. One that is closed later had its request
 given up, which is the service's failure: sent again it would be hidden."""
-_MAX_EXCERPT = 300
 _ENDED_BY_ITSELF = (None, "empty_stream", "truncated")
 
 
@@ -37,7 +36,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reader(Protocol):
-    """Makes sense of an answer's body."""
+    """Makes sense of an answer's body. `detail` is what in it made the answer fail, in the server's words."""
+
+    detail: str | None
 
     def feed(self, t_ns: int, piece: bytes) -> None: ...
     def finish(self, *, cut: bool = False) -> StreamResult: ...
@@ -107,8 +108,8 @@ class Exchange:
         self._t_last_ns = t_ns
         if self._reader is not None:
             self._reader.feed(t_ns, data)
-        elif len(self._excerpt) < _MAX_EXCERPT:
-            self._excerpt += data[:_MAX_EXCERPT]
+        elif len(self._excerpt) < MAX_EXCERPT:
+            self._excerpt += data[:MAX_EXCERPT]
 
     def end(self, t_ns: int, problem: str | None, detail: str) -> None:
         self._connection = None
@@ -119,7 +120,7 @@ class Exchange:
                 return
         self._t_last_ns = max(self._t_last_ns, t_ns)
         if problem is None and self._status != 200:
-            text = self._excerpt[:_MAX_EXCERPT].decode(errors="replace")
+            text = self._excerpt[:MAX_EXCERPT].decode(errors="replace")
             self._close(status_class(self._status), f"HTTP {self._status}: {text}", cut=False)
         elif problem is None:
             self._close(None, None, cut=False)
@@ -129,8 +130,8 @@ class Exchange:
     def _close(self, error: str | None, detail: str | None, *, cut: bool) -> None:
         self.done = True
         stream = None if self._reader is None else self._reader.finish(cut=cut)
-        if error is None and stream is not None:
-            error = stream.error
+        if error is None and stream is not None and self._reader is not None:
+            error, detail = stream.error, self._reader.detail
         t_end_ns = self._t_last_ns if error in _ENDED_BY_ITSELF and self._t_last_ns else monotonic_ns()
         outcome = Outcome(
             self.position,

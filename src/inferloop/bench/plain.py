@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-from inferloop.bench.frames import decode_frame
-from inferloop.bench.stream import StreamResult
+from inferloop.bench.frames import Frame, decode_frame
+from inferloop.bench.stream import MAX_EXCERPT, StreamResult
 
 
 class PlainReader:
     """The same face as `StreamReader`. The tokens are those of `usage`, or one when the server does not count."""
 
-    __slots__ = ("_pieces", "_t_last_ns")
+    __slots__ = ("_pieces", "_t_last_ns", "detail")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._t_last_ns = 0
+        self.detail: str | None = None
 
     def feed(self, t_ns: int, piece: bytes) -> None:
         self._pieces.append(piece)
@@ -25,11 +26,13 @@ class PlainReader:
         """`cut` says that the body ended before its framing said so."""
         if cut:
             return _failed("truncated")
+        body = b"".join(self._pieces)
         try:
-            answer = decode_frame(b"".join(self._pieces))
+            answer: Frame | None = decode_frame(body)
         except (msgspec.DecodeError, RecursionError):
-            return _failed("protocol")
-        if answer.error is not None or not answer.choices:
+            answer = None
+        if answer is None or answer.error is not None or not answer.choices:
+            self.detail = body[:MAX_EXCERPT].decode(errors="replace")
             return _failed("protocol")
         has_output, is_answer, _ = answer.choices[0].content()
         usage, timings = answer.usage, answer.inferloop

@@ -19,6 +19,8 @@ from inferloop.bench.frames import Choice, Frame, Usage, decode_frame
 from inferloop.bench.sse import EventParser
 from inferloop.measure.chunks import Chunks
 
+MAX_EXCERPT = 300
+"""Bytes of what a server said that are kept when a request fails."""
 _TEXT_KEY = b'"content":"'
 _TEXT_KEYS = (_TEXT_KEY, b'"content": "', b'"text":"', b'"text": "')
 
@@ -60,7 +62,7 @@ class StreamReader:
     __slots__ = (
         *("_events", "_times", "_told", "_so_far", "_num_input", "_num_output", "_num_cached", "_queue_ms"),
         *("_finish_reason", "_t_first_answer_ns", "_done", "_error", "_empty_ns", "_texts"),
-        *("_before", "_after", "_same_told"),
+        *("_before", "_after", "_same_told", "detail"),
     )
 
     def __init__(self, *, keep_text: bool = False) -> None:
@@ -76,6 +78,8 @@ class StreamReader:
         self._t_first_answer_ns: int | None = None
         self._done = False
         self._error: str | None = None
+        self.detail: str | None = None
+        """What the server said that made the answer fail."""
         self._empty_ns: list[int] = []
         self._texts: list[str] | None = [] if keep_text else None
         self._before = self._after = b""
@@ -150,10 +154,10 @@ class StreamReader:
         try:
             frame = decode_frame(data)
         except (msgspec.DecodeError, RecursionError):
-            self._error = self._error or "protocol"
+            self._fail("protocol", data)
             return
         if frame.error is not None:
-            self._error = self._error or "truncated"  # a failure in mid-stream ends the answer early
+            self._fail("truncated", data)  # a failure in mid-stream ends the answer early
             return
         if frame.choices:
             self._take_choice(t_ns, frame.choices[0], frame, data)
@@ -161,6 +165,10 @@ class StreamReader:
             self._take_usage(frame.usage)
         if frame.inferloop is not None and isinstance(frame.inferloop.queue_ms, float):
             self._queue_ms = frame.inferloop.queue_ms
+
+    def _fail(self, error: str, data: bytes) -> None:
+        if self._error is None:
+            self._error, self.detail = error, data[:MAX_EXCERPT].decode(errors="replace")
 
     def _take_choice(self, t_ns: int, choice: Choice, frame: Frame, data: bytes) -> None:
         has_output, is_answer, text = choice.content()

@@ -201,7 +201,9 @@ def test_our_own_and_refused_requests_void() -> None:
         timings = [timing(0, error=name), *(timing(i) for i in range(1, 200))]
         assert words in run(timings)[0][0]
     server = [timing(0, error="http_5xx"), *(timing(i) for i in range(1, 200))]
-    assert run(server)[0] == ()
+    details = {"client": "ours", "http_5xx": "HTTP 503: no room" + "!" * 500}
+    void, (note,) = run(server, details=details)
+    assert void == () and note.startswith("http_5xx, for example: HTTP 503: no room!!!") and len(note) < 200
 
 
 def test_clipped_prompts_are_told() -> None:

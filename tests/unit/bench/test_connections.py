@@ -353,3 +353,20 @@ async def test_a_json_answer_counts_by_its_usage() -> None:
     assert [(t.error, [c.num_tokens for c in t.chunks]) for t in result.timings] == [(None, [3])] * 3
     assert result.num_length_mismatches == 0
     assert (result.num_tokens_told, result.num_tokens_asked) == (9, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "error"),
+    [
+        (b"text/event-stream", b'data: {"error":{"message":"engine died"}}\n\ndata: [DONE]\n\n', "truncated"),
+        (b"text/event-stream", b"data: engine died\n\n", "protocol"),
+        (b"application/json", b'{"error":{"message":"engine died"}}', "protocol"),
+        (b"application/json", b"engine died", "protocol"),
+    ],
+)
+async def test_what_a_server_says_of_a_failure_inside_an_answer_is_kept(kind: bytes, body: bytes, error: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (kind, len(body))
+    async with serving(always(head + body)) as server:
+        result = await run(plan(1), server)
+    assert [t.error for t in result.timings] == [error]
+    assert "engine died" in result.details[error]

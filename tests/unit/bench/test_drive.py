@@ -195,6 +195,7 @@ async def test_every_fault_has_its_class() -> None:
         *("protocol", "truncated", "timeout", "protocol", "truncated"),
     ]
     assert "HTTP 503" in result.details["http_5xx"]
+    assert result.details["protocol"].startswith("not HTTP/1.1")
     assert len(result.timings[7].chunks) == 1
 
 
