@@ -274,6 +274,7 @@ def test_a_silent_trace_shares_what_is_declared(tmp_path: Path) -> None:
         (AZURE_2023.replace("396", "3x6"), ":3: ContextTokens: must be a number of at least 0, not '3x6'"),
         (AZURE_2023.replace("396", ""), ":3: ContextTokens: is missing"),
         (AZURE_2023.replace("396", "39.5"), ":3: ContextTokens: must be a whole number of tokens"),
+        (AZURE_2023.replace("396", "20000000"), "a whole number of tokens, 10000000 at most"),
         (AZURE_2023.replace("396", "inf"), ":3: ContextTokens: must be a number"),
         (AZURE_2023.replace("396", "-4"), ":3: ContextTokens: must be a number of at least 0"),
         (AZURE_2023.replace(",109", ""), ":3: has 2 cells where the header has 3"),

@@ -11,7 +11,8 @@ from typing import Any
 from inferloop.core.errors import TraceError
 
 MAX_REQUESTS = 1_000_000
-MAX_TOKENS = 100_000_000
+MAX_TOKENS = 10_000_000
+"""Of a prompt or an answer: the longest context of any model. Some 60 MB are then sent of it."""
 BLOCK_TOKENS = 512
 CountTokens = Callable[[str], int]
 
@@ -41,7 +42,8 @@ def tokens_of(path: Path, line: int, row: Mapping[str, Any], key: str) -> int:
     """A count of tokens, written as a number or as the text of one. Raises TraceError."""
     value = number_of(path, line, row, key)
     if value != int(value) or value > MAX_TOKENS:
-        raise TraceError(f"must be a whole number of tokens, not {row[key]!r}", file=str(path), line=line, key=key)
+        problem = f"must be a whole number of tokens, {MAX_TOKENS} at most, not {row[key]!r}"
+        raise TraceError(problem, file=str(path), line=line, key=key)
     return int(value)
 
 
