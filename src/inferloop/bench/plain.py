@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from inferloop.bench.frames import Frame, decode_frame
-from inferloop.bench.stream import MAX_EXCERPT, StreamResult
+from inferloop.bench.stream import GIVEN_UP, MAX_EXCERPT, StreamResult
 
 
 class PlainReader:
@@ -34,6 +34,9 @@ class PlainReader:
         if answer is None or answer.error is not None or not answer.choices:
             self.detail = body[:MAX_EXCERPT].decode(errors="replace")
             return _failed("protocol")
+        if answer.choices[0].finish_reason in GIVEN_UP:
+            self.detail = f"finish_reason {answer.choices[0].finish_reason}"
+            return _failed("truncated")
         has_output, is_answer, _ = answer.choices[0].content()
         usage, timings = answer.usage, answer.inferloop
         total = None if usage is None else usage.completion_tokens

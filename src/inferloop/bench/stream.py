@@ -19,6 +19,8 @@ from inferloop.bench.frames import Choice, Frame, Usage, decode_frame
 from inferloop.bench.sse import EventParser
 from inferloop.measure.chunks import Chunks
 
+GIVEN_UP = ("abort", "error")
+"""Finish reasons of servers that end an answer in order although they did not finish it."""
 MAX_EXCERPT = 300
 """Bytes of what a server said that are kept when a request fails."""
 _TEXT_KEY = b'"content":"'
@@ -124,6 +126,8 @@ class StreamReader:
         ended = self._done or self._finish_reason is not None
         if error is None and (cut or not ended) and (times or cut):
             error = "truncated"
+        if error is None and self._finish_reason in GIVEN_UP:
+            error, self.detail = "truncated", f"finish_reason {self._finish_reason}"
         if error is None and not times:
             error = "empty_stream"
         return StreamResult(

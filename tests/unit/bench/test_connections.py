@@ -360,6 +360,8 @@ async def test_a_json_answer_counts_by_its_usage() -> None:
     [
         (b"text/event-stream", b'data: {"error":{"message":"engine died"}}\n\ndata: [DONE]\n\n', "truncated"),
         (b"text/event-stream", b"data: engine died\n\n", "protocol"),
+        (b"text/event-stream", FRAME.replace(b'"stop"', b'"abort"'), "truncated"),
+        (b"application/json", b'{"choices":[{"message":{"content":"a"},"finish_reason":"error"}]}', "truncated"),
         (b"application/json", b'{"error":{"message":"engine died"}}', "protocol"),
         (b"application/json", b"engine died", "protocol"),
     ],
@@ -369,4 +371,4 @@ async def test_what_a_server_says_of_a_failure_inside_an_answer_is_kept(kind: by
     async with serving(always(head + body)) as server:
         result = await run(plan(1), server)
     assert [t.error for t in result.timings] == [error]
-    assert "engine died" in result.details[error]
+    assert "engine died" in result.details[error] or "finish_reason" in result.details[error]
