@@ -17,6 +17,8 @@ from inferloop.records.files import write_atomic
 from inferloop.records.header import REPORT
 from inferloop.records.run import RunRecord, open_run
 
+_BENCHES = ("bench", "up")
+
 
 @verb
 def report(
@@ -52,6 +54,12 @@ def report(
         if more:
             raise UsageError("two runs stand side by side; further ones need --merge")
         record, second = open_run(run), open_run(other)
+        for one in (record, second):
+            if one.header.verb not in _BENCHES:
+                raise UsageError(
+                    f"runs of bench or up stand side by side, and {one.path} is one of {one.header.verb}: its own page "
+                    "shows it"
+                )
         page = render_side_by_side({"A": report_input(record), "B": report_input(second)})
         target = write_page(page, output or second.path / "side-by-side.html")
         told = {"run": str(record.path), "other": str(second.path), "report": str(target), "status": record.status}

@@ -22,7 +22,7 @@ def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[
     targets = mappings(summary.get("targets"))
     measured = mappings(summary.get("points"))
     names = {str(t.get("label")): clipped(f"{t.get('label')}: {t.get('name')}") for t in targets}
-    parts: list[Part] = [("targets", "Targets", [targets_table(targets), *setup_tables(targets)])]
+    parts: list[Part] = [("targets", "Targets", [targets_table(targets)])]
     reuse = reuse_table(targets)
     if reuse:
         lines = [tag("li", f"{text}.") for t in targets if (text := reuse_told(t))]
@@ -39,6 +39,9 @@ def compare_sections(header: Json, summary: Json, points: Mapping[str, Sequence[
     floor = self_table(mappings(summary.get("self")), targets)
     if floor:
         parts.append(("self", "What chance makes", [floor]))
+    setups: list[Child] = [*setup_tables(targets)]
+    if setups:
+        parts.append(("setups", "How each was set up", setups))
     said = words(summary.get("notes"))
     if said:
         parts.append(("notes", "Notes", [tag("ul", [tag("li", text) for text in said])]))
@@ -61,7 +64,7 @@ def reuse_table(targets: Sequence[Json]) -> Markup | None:
         met = {"as declared": "pass", "less": "fail"}.get(str(reuse.get("verdict")), "not-declared")
         rows.append(
             [
-                f"{t.get('label')}: {t.get('name')}",
+                str(t.get("label")),
                 percent(reuse.get("declared")),
                 percent(reuse.get("possible")) if is_told else ABSENT,
                 percent(reuse.get("cached")),

@@ -12,6 +12,9 @@ from inferloop.pages.html import Child, Column, facts, join, table, tag
 from inferloop.pages.text import ABSENT, METRICS, duration, instant, number, words
 from inferloop.pages.verdicts import Json, mapping
 
+_FEW_STAGES = 20
+"""A comparison has one for each window, and what follows them would be far away."""
+
 
 def origin(header: Json) -> Markup:
     """Machine, versions, identity, and the conditions of the run."""
@@ -97,7 +100,8 @@ def stages(events: Sequence[Json], header: Json) -> Markup | None:
     if not rows:
         return None
     columns = [Column("Stage"), Column("After", True), Column("Took", True), Column("Ended")]
-    return table("What the run did, in order", columns, rows, hide_caption=True)
+    told = table("What the run did, in order", columns, rows, hide_caption=True)
+    return told if len(rows) <= _FEW_STAGES else tag("details", tag("summary", f"{len(rows)} stages"), told)
 
 
 def _cores(made: Json) -> str | None:

@@ -79,7 +79,8 @@ def percentiles_table(points: Sequence[Json]) -> Markup:
         if rows:
             groups.append((name, rows))
     columns = [Column("ms"), Column("mean", True), *(Column(p, True) for p in _PERCENTILES)]
-    caption = "Failures count as infinitely slow in the percentiles; the mean is over successes alone"
+    caption = "Failures count as infinitely slow in the percentiles; the mean is over successes alone. "
+    caption += "\u201cn more needed\u201d: requests that are missing to certify a percentile"
     first = [g for g in groups if g[0] in _FIRST] or groups
     rest = [g for g in groups if g not in first]
     more = tag("details", tag("summary", f"{len(rest)} more latencies"), grouped_table(caption, columns, rest))

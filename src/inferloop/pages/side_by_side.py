@@ -16,6 +16,7 @@ from inferloop.pages.charts import several_frontiers
 from inferloop.pages.compare import figure_name, interval_text, signed
 from inferloop.pages.document import document
 from inferloop.pages.html import Child, Column, grouped_table, section, table, tag
+from inferloop.pages.points import point_name
 from inferloop.pages.text import ABSENT, number, verdict
 from inferloop.pages.timing import pick_streams, timing_script, timing_simulator
 from inferloop.pages.verdicts import Json, declared, is_void, mapping, mappings
@@ -64,23 +65,24 @@ def _unlike(headers: Sequence[Json], runs: Sequence[Mapping[str, Any]], names: t
 
 
 def _differences(sound: Mapping[str, Sequence[Json]], runs: Mapping[str, Mapping[str, Any]]) -> Child:
-    """Points of the same load, figure by figure; each run resampled by itself."""
-    (a, points), (b, others) = sound.items()
+    """The longest points of the same load, figure by figure; each run resampled by itself."""
+    (a, points), (b, others) = ((name, _longest(found)) for name, found in sound.items())
     groups: list[tuple[str | None, list[list[Child]]]] = []
-    for p in points:
-        match = next((o for o in others if _load(o) == _load(p)), None)
+    for load in sorted(points.keys() & others.keys(), key=lambda load: (load[1] is not None, load[1] or 0.0)):
+        p, q = points[load], others[load]
+        requests = [_rows(runs[name], point) for name, point in ((a, p), (b, q))]
         rows: list[list[Child]] = []
-        requests = [_rows(runs[name], point) for name, point in ((a, p), (b, match or {}))]
-        for figure in FIGURES if match is not None else ():
-            values = [mapping(q.get(figure.name.partition(" ")[0])) for q in (p, match or {})]
-            one, other = (v.get(figure.percentile or "") for v in values)
+        for figure in FIGURES:
+            metric = figure.name.partition(" ")[0]
+            one, other = (mapping(point.get(metric)).get(figure.percentile or "") for point in (p, q))
             if isinstance(one, int | float) and isinstance(other, int | float):
                 found = _interval(figure, *requests)
                 rows.append(
                     [figure_name({"figure": figure.name}), number(one), number(other), signed(other - one), found]
                 )
-        if rows and match is not None:
-            groups.append((f"{' at '.join(str(v) for v in _load(p) if v is not None)}", rows))
+        if rows:
+            names = " and ".join(dict.fromkeys(point_name(point) for point in (p, q)))
+            groups.append((names, rows))
     if not groups:
         return tag("p", "The runs have no load in common.")
     columns = [Column("Figure"), *(Column(t, True) for t in (a, b, "Difference", "95 % interval"))]
@@ -104,8 +106,14 @@ def _interval(figure: Any, a: Sequence[RequestTiming], b: Sequence[RequestTiming
     return ABSENT if found is None else interval_text(found.as_json())
 
 
-def _load(point: Json) -> tuple[object, object]:
-    return point.get("mode"), point.get("offered_qps")
+def _longest(points: Sequence[Json]) -> dict[tuple[str, float | None], Json]:
+    """Of the points of a run at one load, the one with the most requests."""
+    found: dict[tuple[str, float | None], Json] = {}
+    for point in points:
+        load = str(point.get("mode")), point.get("offered_qps")
+        if load not in found or (point.get("num_requests") or 0) > (found[load].get("num_requests") or 0):
+            found[load] = point
+    return found
 
 
 def _rows(run: Mapping[str, Any], point: Json) -> Sequence[RequestTiming]:

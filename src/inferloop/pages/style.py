@@ -47,7 +47,11 @@ section { margin: 2.5rem 0; scroll-margin-top: 1rem; }
 .verdict.pass { color: var(--good); } .verdict.fail, .verdict.void { color: var(--bad); }
 .verdict.inconclusive { color: var(--doubt); } .verdict.not-declared { color: var(--soft); font-weight: 400; }
 .symbol { display: inline-block; min-width: 1em; text-align: center; }
-.scroll { overflow-x: auto; margin: 0.5rem 0 1.25rem; }
+.scroll { overflow-x: auto; margin: 0.5rem 0 1.25rem; background:
+  linear-gradient(90deg, var(--ground) 40%, transparent) 0 0 / 2.5rem 100% no-repeat local,
+  linear-gradient(270deg, var(--ground) 40%, transparent) 100% 0 / 2.5rem 100% no-repeat local,
+  linear-gradient(90deg, var(--line), transparent) 0 0 / 0.75rem 100% no-repeat scroll,
+  linear-gradient(270deg, var(--line), transparent) 100% 0 / 0.75rem 100% no-repeat scroll; }
 table { border-collapse: collapse; width: 100%; font-size: 0.92rem; font-variant-numeric: tabular-nums; }
 caption { width: min(100%, calc(100vw - 2.5rem)); text-align: left; color: var(--soft); font-size: 0.9rem;
   padding: 0 0 0.4rem; }
@@ -58,7 +62,7 @@ tbody th { font-weight: 500; }
 tbody th:not(.group) { white-space: nowrap; }
 tr > :first-child { padding-left: 0; } tr > :last-child { padding-right: 0; }
 th.num, td.num { text-align: right; white-space: nowrap; }
-td.wide { min-width: 14rem; } .nowrap { white-space: nowrap; }
+td.wide { min-width: 14rem; } td code { overflow-wrap: anywhere; } .nowrap { white-space: nowrap; }
 .compact td.num .soft { display: inline-block; white-space: normal; max-width: 7rem; }
 summary { cursor: pointer; margin: 0.5rem 0; }
 th.group { padding-top: 1rem; font-weight: 650; }
@@ -122,9 +126,9 @@ footer { padding-block: 0 3rem; color: var(--soft); font-size: 0.9rem; }
 @media (max-width: 40rem) {
   body { font-size: 15px; } h1 { font-size: 1.45rem; } header.page { padding-top: 1.25rem; }
   dl { grid-template-columns: 1fr; } dl > div { grid-template-columns: 7.5rem 1fr; }
-  section { margin: 2rem 0; } td.wide { min-width: 9rem; }
+  section { margin: 2rem 0; } td.wide { min-width: 7rem; }
   tr:has(> td.wide) > th { white-space: normal; } th, td { padding-inline: 0.45rem; }
-  td.num .soft { display: inline-block; white-space: normal; max-width: 6.2rem; font-size: 0.85em; line-height: 1.35; }
+  td.num .soft { display: inline-block; white-space: normal; max-width: 4.8rem; font-size: 0.8em; line-height: 1.35; }
 }
 @media print { nav, .skip { display: none; } section { break-inside: avoid; } }
 """

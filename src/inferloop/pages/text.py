@@ -96,7 +96,7 @@ def percentile(latency: Any, name: str) -> Markup | str:
     needed = latency.get("num_more_needed")
     missing = number(needed.get(name) if isinstance(needed, Mapping) else None)
     if missing != ABSENT:
-        return tag("span", f"not certifiable ({missing} more needed)", class_="soft")
+        return tag("span", f"{missing} more needed", class_="soft", title="not certifiable with so few requests")
     return tag("span", "not certifiable", class_="soft")
 
 
@@ -120,7 +120,10 @@ def reuse_told(target: Any) -> str | None:
     if reuse.get("verdict") == "not told":
         return f"{label} may or may not have got the declared prefix reuse of {declared}: {reason}"
     cached = percent(reuse.get("cached"))
-    return f"{label} did not get the declared prefix reuse: {cached} of {declared} of the input tokens, as {reason}"
+    return (
+        f"{label} did not get the declared prefix reuse of {declared}: {cached} of the input tokens came from its "
+        f"cache, as {reason}"
+    )
 
 
 def error_class(name: str) -> str:

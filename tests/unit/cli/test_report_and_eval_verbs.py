@@ -140,6 +140,10 @@ def test_report_refuses_what_it_cannot_show(tmp_path: Path) -> None:
     assert told.exit_code == 2 and "not a run folder" in told.stderr
     with RunWriter(tmp_path / "runs", verb="bench", service="s") as writer:
         pass
+    with RunWriter(tmp_path / "runs", verb="compare", service="s") as other:
+        pass
+    two = CliRunner().invoke(app, ["report", str(writer.path), str(other.path)])
+    assert two.exit_code == 2 and "runs of bench or up stand side by side" in two.stderr
     three = CliRunner().invoke(app, ["report", *[str(writer.path)] * 3])
     assert three.exit_code == 2 and "--merge" in three.stderr
     into = CliRunner().invoke(app, ["report", str(writer.path), "-o", str(tmp_path)])
