@@ -7,8 +7,8 @@ from inferloop.core.units import NS_PER_S
 from inferloop.fleet.decide.retry import AttemptOutcome, BudgetConfig, RetryBudget, is_replica_fault, may_retry
 
 
-@pytest.mark.parametrize("status", [200, 400, 401, 404, 408, 413, 422, 429, 499])
-def test_no_answer_to_the_caller_below_500_is_a_fault_or_retried(status: int) -> None:
+@pytest.mark.parametrize("status", [200, 400, 401, 404, 408, 413, 422, 429, 499, 501])
+def test_no_answer_about_the_request_itself_is_a_fault_or_retried(status: int) -> None:
     assert not is_replica_fault(AttemptOutcome(status))
     assert not may_retry(AttemptOutcome(status))
 

@@ -24,10 +24,10 @@ class AttemptOutcome:
 
 def is_replica_fault(outcome: AttemptOutcome) -> bool:
     """A 4xx (429 too) says something about the caller, never about the replica. 503 with a full queue is a fault of
-    capacity: worth another replica, so it is in."""
+    capacity: worth another replica, so it is in. 501 is what the replicas of this fleet were not started to do."""
     if outcome.error is not None:
         return True
-    return outcome.status is not None and outcome.status >= 500
+    return outcome.status is not None and outcome.status >= 500 and outcome.status != 501
 
 
 def may_retry(outcome: AttemptOutcome) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from inferloop.backends.http import Header, HttpClient, HttpError, Response
 from inferloop.fleet.act.gateway.answers import Answer, RawHeaders
-from inferloop.fleet.decide.retry import AttemptOutcome
+from inferloop.fleet.decide.retry import AttemptOutcome, is_replica_fault
 
 _HOP_BY_HOP = frozenset(
     (
@@ -107,8 +107,9 @@ async def attempt(upstream: Upstream, request: UpstreamRequest) -> Answer | Stre
     finally:
         if not handed_on:
             response.release()
-    if response.status >= 500:
-        return Failed(AttemptOutcome(response.status), f"HTTP {response.status}", answer)
+    outcome = AttemptOutcome(response.status)
+    if is_replica_fault(outcome):
+        return Failed(outcome, f"HTTP {response.status}", answer)
     return answer
 
 
