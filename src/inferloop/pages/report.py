@@ -144,6 +144,10 @@ def _head(run: Mapping[str, Any], header: Json, summary: Json, service: str) -> 
         )
     elif run.get("summary") is None:
         banners.append(_banner("incomplete", "This run has no summary. What it recorded is shown."))
+    elif mappings(summary.get("points")) and not run.get("requests"):
+        banners.append(
+            _banner("incomplete", "The requests of this run are not in its folder: its summary is shown alone.")
+        )
     told = headline(summary)
     lead = [tag("p", verdict(value), class_="lead") if value is not None else None, tag("p", told) if told else None]
     if summary.get("kind") == "compare" and value == "not declared":

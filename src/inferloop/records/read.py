@@ -91,13 +91,25 @@ def open_run(path: Path | str) -> RunRecord:
     header = _header(folder / HEADER)
     stage_lines, stages_torn = whole_lines(folder / STAGES)
     _, rows_torn = whole_lines(folder / LINES)
+    stages = []
+    for number, line in enumerate(stage_lines, 1):
+        try:
+            stages.append(StageEvent(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise RecordError(f"{folder / STAGES}:{number}: not a stage: {error}") from error
+    return RunRecord(folder, header, _summary(folder / SUMMARY), tuple(stages), stages_torn or rows_torn)
+
+
+def _summary(file: Path) -> dict[str, Any] | None:
     try:
-        stages = tuple(StageEvent(**json.loads(line)) for line in stage_lines)
-        summary_file = folder / SUMMARY
-        summary = json.loads(summary_file.read_bytes()) if summary_file.exists() else None
-    except (ValueError, TypeError) as error:
-        raise RecordError(f"{folder}: damaged: {error}") from error
-    return RunRecord(folder, header, summary, stages, stages_torn or rows_torn)
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{file}: damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise RecordError(f"{file}: not a summary: it holds a {type(value).__name__}")
+    return value
 
 
 def _header(file: Path) -> RunHeader:

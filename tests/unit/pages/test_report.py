@@ -185,6 +185,12 @@ def test_a_run_that_must_not_be_trusted_says_so_first(
         assert "the client was late" in text
 
 
+def test_requests_that_are_gone_are_missed(run: dict[str, Any]) -> None:
+    said = "The requests of this run are not in its folder"
+    assert said not in Page(render_report(run)).text
+    assert said in Page(render_report({**run, "requests": ()})).text
+
+
 def test_all_failed_is_not_nan(run: dict[str, Any]) -> None:
     point = run["summary"]["points"][0]
     for metric in ("ttft_ms", "response_ttft_ms"):

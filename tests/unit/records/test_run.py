@@ -261,6 +261,23 @@ def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
         open_run(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("summary.json", "{", r"summary\.json: damaged: "),
+        ("summary.json", "[]", r"summary\.json: not a summary: it holds a list"),
+        ("stages.jsonl", "{}\n", r"stages\.jsonl:1: not a stage: "),
+        ("stages.jsonl", "[]\n", r"stages\.jsonl:1: not a stage: "),
+    ],
+)
+def test_a_file_that_is_damaged_is_named(tmp_path: Path, file: str, text: str, says: str) -> None:
+    with RunWriter(tmp_path, verb="bench", service="s") as run:
+        run.finish({"verdict": "pass"})
+    (run.path / file).write_text(text)
+    with pytest.raises(RecordError, match=says):
+        open_run(run.path)
+
+
 def test_an_unwritable_root_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordWriteError, match=r"run folder.*it is a file\. Choose another --runs-dir"):
