@@ -32,6 +32,7 @@ GEMMA3 = {
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", UNTIED, {}),
     "llama, some modules": ("llama", UNTIED, {"modules": ("k_proj", "gate_proj"), "rank": 33}),
+    "llama, ranks of their own": ("llama", UNTIED, {"ranks": {"0.self_attn.q_proj": 2, "up_proj": 7}, "rank": 3}),
     "qwen2": ("qwen2", UNTIED, {"modules": ("q_proj", "v_proj", "o_proj", "down_proj")}),
     "qwen3": ("qwen3", {**UNTIED, "head_dim": 32}, {"use_rslora": True}),
     "gemma3": ("gemma3_text", GEMMA3, {}),

@@ -246,7 +246,7 @@ class TorchRunner:
         where = torch.from_numpy(positions.astype(np.int64)).to(self._device)
         (cos, sin), local = self._turns, self._local_turns
         turns = Turns((cos[where], sin[where]), None if local is None else (local[0][where], local[1][where]))
-        adapted = adapted_rows(plan, self._device, tile=self._tile)
+        adapted = adapted_rows(plan, tile=self._tile)
         return self._decoder.hidden(token_ids, turns, attend, between, adapted)
 
     def _table(
