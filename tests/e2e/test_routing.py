@@ -126,7 +126,7 @@ async def test_streams_through_the_openai_client(tmp_path: Path) -> None:
     cheap, strong = plays(tmp_path, "cheap", text=CHEAP), plays(tmp_path, "strong", text=STRONG)
     async with desk(tmp_path, cheap, strong) as (fleet, _):  # noqa: SIM117  the second needs the first's URL
         async with openai.AsyncOpenAI(base_url=fleet.url + "/v1", api_key="none", max_retries=0) as client:
-            assert [model.id async for model in client.models.list()] == ["desk", "cheap", "strong"]
+            assert [model.id async for model in client.models.list()] == ["desk", "desk/extract", "cheap", "strong"]
             for model, traffic_class, text in (
                 ("desk", "extract", STRONG),
                 ("desk", "chat", CHEAP),
