@@ -102,7 +102,7 @@ class Exchange:
         if replica is not None:
             self._replica = replica.decode("latin-1")
         if status == 200:
-            self._reader = PlainReader() if b"json" in headers.get(b"content-type", b"") else StreamReader()
+            self._reader = PlainReader() if b"json" in headers.get(b"content-type", b"").lower() else StreamReader()
 
     def body(self, t_ns: int, data: bytes) -> None:
         self._t_last_ns = t_ns

@@ -363,7 +363,7 @@ async def test_a_json_answer_counts_by_its_usage() -> None:
         (b"text/event-stream", FRAME.replace(b'"stop"', b'"abort"'), "truncated"),
         (b"application/json", b'{"choices":[{"message":{"content":"a"},"finish_reason":"error"}]}', "truncated"),
         (b"application/json", b'{"error":{"message":"engine died"}}', "protocol"),
-        (b"application/json", b"engine died", "protocol"),
+        (b"Application/JSON; charset=utf-8", b"engine died", "protocol"),
     ],
 )
 async def test_what_a_server_says_of_a_failure_inside_an_answer_is_kept(kind: bytes, body: bytes, error: str) -> None:
