@@ -151,6 +151,7 @@ class Up:
 
     def _check_first(self) -> None:
         """What can be wrong is found out before any work starts. Raises UsageError, ContractError, PortInUseError."""
+        wire.check_target(self._options.target, wire.Entry())
         if self._options.target not in _TARGETS:
             raise UsageError(
                 f"--target {self._options.target}: up proves a service by the rows that each of its replicas writes, "

@@ -202,7 +202,7 @@ def judge_objective(
     certain_n = math.floor(certain * n / samples.num_total + 1e-9)
     possible_n = math.ceil(possible * n / samples.num_total - 1e-9)
     verdict, why = _decide(objective.quantile, n, certain_n, possible_n, samples, limit, num_tests)
-    seen = "infinite" if math.isinf(observed) else f"{observed:.4g} ms"
+    seen = "infinite" if math.isinf(observed) else f"{observed:.4g} ms" if observed < 1e4 else f"{observed:.0f} ms"
     text = f"{objective.label}: observed {seen} over {n} requests, {certain} of {samples.num_total} samples over"
     if limit != objective.limit:
         text += f" the {limit:g} ms left after the network"
