@@ -53,6 +53,7 @@ def _unlike(headers: Sequence[Json], runs: Sequence[Mapping[str, Any]], names: t
     told: list[dict[str, object]] = []
     for header, run in zip(headers, runs, strict=True):
         found: dict[str, object] = {key: header.get(key) for key in _CONDITIONS}
+        found |= _flat("contract", {k: v for k, v in mapping(header.get("contract")).items() if k != "source"})
         for part in ("identity", "fingerprint"):
             found |= {f"{part}: {key}": value for key, value in mapping(header.get(part)).items()}
         definitions = mapping(mapping(run.get("summary")).get("definitions"))
@@ -62,6 +63,16 @@ def _unlike(headers: Sequence[Json], runs: Sequence[Mapping[str, Any]], names: t
         return tag("p", "Contract, target, identity, machine and definitions are the same.")
     rows: list[list[Child]] = [[key, *(_short(t.get(key)) for t in told)] for key in keys]
     return table("Conditions that differ between the runs", [Column(""), *(Column(n, wide=True) for n in names)], rows)
+
+
+def _flat(name: str, value: object) -> dict[str, object]:
+    """`contract.traffic.qps.peak` and its value, for every leaf."""
+    if not isinstance(value, Mapping) or not value:
+        return {name: value}
+    found: dict[str, object] = {}
+    for key, inner in value.items():
+        found |= _flat(f"{name}.{key}", inner)
+    return found
 
 
 def _differences(sound: Mapping[str, Sequence[Json]], runs: Mapping[str, Mapping[str, Any]]) -> Child:

@@ -39,3 +39,13 @@ def test_of_several_points_at_one_rate_the_longest_is_compared() -> None:
     assert re.findall(r'class="group"[^>]*>([^<]*)', page) == ["peak, 2/s", "rate, 20/s"]
     (at_20,) = re.findall(r"rate, 20/s.*?TTFT p50, ms(.*?)</tr>", page, re.DOTALL)
     assert re.findall(r">([^<\n]+)</td>", at_20)[:3] == ["50", "70", "+20"]
+
+
+def test_what_differs_between_two_contracts_is_named() -> None:
+    runs = [run(peak=(2.0, 30, 60)) for _ in range(2)]
+    for one, reuse in zip(runs, (0.4, 0.2), strict=True):
+        traffic = {"prefix_reuse": reuse, "qps": {"peak": 2.0}}
+        one["header"] = {"contract": {"service": "s", "source": f"{reuse}.yaml", "traffic": traffic}}
+    page = html.unescape(render_side_by_side({"A": runs[0], "B": runs[1]}))
+    (row,) = re.findall(r"<tr>.*?contract\..*?</tr>", page, re.DOTALL)
+    assert "contract.traffic.prefix_reuse" in row and "0.4" in row and "0.2" in row
