@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 MAX_SCHEMA_CHARS = 65536
 MAX_STEPS = 30_000
-"""Of the keywords that are looked at, each with as many as it or the value has parts. At the bound it is a tenth of a
-second; what people send takes some dozens."""
+"""Of the keywords that are looked at, each with as many as it or the value has parts. At the bound they take one or two
+tenths of a second of a core (Zen 5, busy); what people send takes some dozens."""
 _UNCHECKED = ("patternProperties", "unevaluatedItems", "unevaluatedProperties")
 """The library matches names with `re` for these, which a pattern can hold up for ever."""
 _left: ContextVar[int] = ContextVar("_left")
