@@ -114,6 +114,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
     stdout.print("\nwhat one of them can do: inferloop backends NAME", markup=False)
 
 
+_FORMATS = {"gguf": "GGUF files", "hf": "Hugging Face directories"}
+
+
 def _show_one(row: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
@@ -125,10 +128,10 @@ def _show_one(row: dict[str, Any]) -> None:
     )
     if not row["installed"]:
         stdout.print(f"install    {row['install']}", markup=False)
-    stdout.print(f"verified   {row['verified']}", markup=False)
+    stdout.print(f"last seen  {row['verified']}", markup=False)
     if row["tuned"]:
         stdout.print(f"flags      {row['tuned']}", markup=False)
-    stdout.print(f"reads      {', '.join(row['reads']) or 'no model'}\n", markup=False)
+    stdout.print(f"reads      {' and '.join(_FORMATS[form] for form in row['reads']) or 'no model'}\n", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("what", "", "why"):
         table.add_column(column, overflow="fold")

@@ -48,6 +48,8 @@ class Asker:
         found = await self._post_for("/tokenize", {"model": self._model, **start}, "tokens")
         if not isinstance(found, list) or not all(isinstance(item, int) for item in found):
             raise HttpError("protocol", "/tokenize: `tokens` is not a list of ids")
+        if not found and any(start.values()):  # as llama.cpp's, which reads `content`
+            raise CaseSkippedError(f"the target's /tokenize does not read {' or '.join(start)}: no token found")
         return tuple(found)
 
     async def _round_trip(self, case: Case) -> str:

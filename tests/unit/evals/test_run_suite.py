@@ -19,8 +19,8 @@ from inferloop.evals.suite import Case, Suite
 class Target:
     """A tiny OpenAI server: it answers what the prompt says, or fails the way the prompt says."""
 
-    def __init__(self, *, has_tokenize: bool = True) -> None:
-        self.has_tokenize = has_tokenize
+    def __init__(self, *, has_tokenize: bool = True, token_field: str = "prompt") -> None:
+        self.has_tokenize, self.token_field = has_tokenize, token_field
         self.in_flight = self.most_in_flight = 0
         self.seen: list[dict[str, Any]] = []
 
@@ -60,7 +60,7 @@ class Target:
         if path in ("/tokenize", "/detokenize") and not self.has_tokenize:
             return 404, "application/json", b'{"error": {}}'
         if path == "/tokenize":
-            text = body.get("prompt") or json.dumps(body["messages"])
+            text = body.get(self.token_field, "") or json.dumps(body.get("messages", ""))[1:-1]
             return 200, "application/json", json.dumps({"tokens": [ord(c) for c in text]}).encode()
         if path == "/detokenize":
             return 200, "application/json", json.dumps({"prompt": "".join(map(chr, body["tokens"]))}).encode()
@@ -137,6 +137,13 @@ async def test_a_target_without_token_routes_skips_and_does_not_pass() -> None:
     assert skipped.status == "skipped" and "/tokenize" in skipped.reason
     assert run.summary(QualityGate("s", 0.5))["verdict"] == "inconclusive"
     assert run.identity_digest is None
+
+
+async def test_a_tokenize_route_that_reads_another_field_is_no_wrong_answer() -> None:
+    cases = (asks("t", "abc", kind="protocol", expect={"round_trip": True}),)
+    async with listening(Target(token_field="content")) as url:
+        run = await run_suite(Suite("s", 1, cases), url, model="tiny")
+    assert run.results[0].score.status == "skipped" and "does not read prompt" in run.results[0].score.reason
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
