@@ -60,7 +60,7 @@ class Target:
         if path in ("/tokenize", "/detokenize") and not self.has_tokenize:
             return 404, "application/json", b'{"error": {}}'
         if path == "/tokenize":
-            text = body.get(self.token_field, "") or json.dumps(body.get("messages", ""))[1:-1]
+            text = json.dumps(body["messages"]) if "messages" in body else body.get(self.token_field, "")
             return 200, "application/json", json.dumps({"tokens": [ord(c) for c in text]}).encode()
         if path == "/detokenize":
             return 200, "application/json", json.dumps({"prompt": "".join(map(chr, body["tokens"]))}).encode()
