@@ -231,7 +231,7 @@ async def run_with(tmp_path: Path, shaped: Contract, options: BenchOptions = FAS
 
 
 async def test_a_trace_is_one_point_with_its_own_times_and_lengths(tmp_path: Path, only_busy: OnlyBusy) -> None:
-    rows = [(i * 20, 300 + i, 2 + i % 5, [1, 2] if i % 2 else [1]) for i in range(150)]
+    rows = [(i * 20, 300 + i, 2 + i % 5, [1 if i % 2 else 2]) for i in range(150)]
     lines = [{"timestamp": t, "input_length": n, "output_length": m, "hash_ids": ids} for t, n, m, ids in rows]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     flow = contract(peak=40.0).traffic
