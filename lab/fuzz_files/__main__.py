@@ -1,13 +1,14 @@
-"""Damaged and hostile GGUF files and Hugging Face directories, against everything that reads a model.
+"""Damaged and hostile model files and adapters, against everything that reads them and computes with them.
 
-    python -m lab.fuzz_files gguf|directory [--minutes 5] [--seed 1]
+    python -m lab.fuzz_files gguf|directory|torch|adapter [--minutes 5] [--seed 1]
     python -m lab.fuzz_files gguf --seed 1 --case 4711 --keep bad.gguf      tries one again, and keeps it
 
-Each case is a small sound model with some of its numbers, texts or bytes changed. It must end in a typed error, or in
-a model that can be used: header, tokenizer, chat template and all weights. A process with bounded address space tries
-one after the other; it is a fault when a case raises anything else, takes over 20 s of processor time, allocates more
-than 4 times its files (and 2 MiB; a directory 8; to render its chat template 128), or ends the process. Ends with 0
-only when there was none.
+`gguf` and `directory` are for the native runner, `torch` has both formats, and `adapter` is of adapters for a sound
+model in both runners. Each case is a small sound model or adapter with some of its numbers, texts or bytes changed. It
+must end in a typed error, or in what can be used: header, tokenizer, all weights, a few tokens, chat template. A
+process with bounded address space tries one after the other; it is a fault when a case raises anything else, takes over
+20 s of processor time, allocates more than 4 times its files (and 2 MiB; a directory 8; to render its chat template
+128), or ends the process. Ends with 0 only when there was none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lab.fuzz_files.use import judge
+from lab.fuzz_files.use import USES, judge
 from lab.fuzz_files.worker import bound, make, rng_of, work
 
 
@@ -56,7 +57,7 @@ def run(kind: str, seed: int, seconds: float, most_cases: int = 1 << 62) -> tupl
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("gguf", "directory"))
+    parser.add_argument("kind", choices=USES)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--cases", type=int, default=1 << 62, help="end after so many")
     parser.add_argument("--seed", type=int, default=1)
@@ -75,7 +76,7 @@ def main() -> int:
             if options.keep:
                 shutil.copytree(path, options.keep) if path.is_dir() else shutil.copy(path, options.keep)
             bound()
-            print(judge(path))
+            print(judge(path, USES[options.kind]))
         return 0
     num, outcomes, bugs = run(options.kind, options.seed, 60 * options.minutes, options.cases)
     print(f"{options.kind}: {num} cases with seed {options.seed}, {len(bugs)} faults")

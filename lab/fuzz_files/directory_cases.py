@@ -62,7 +62,7 @@ def case(rng: random.Random, samples: list[Files]) -> Files:
         if not name or fate < 0.02:
             files.pop(name, None)
         elif name.endswith(".safetensors"):
-            files[name] = _weights(rng, files[name])
+            files[name] = damaged_weights(rng, files[name])
         elif fate < 0.2:
             files[name] = damaged_bytes(rng, files[name], 2048)
         elif name.endswith(".jinja"):
@@ -94,7 +94,7 @@ def _template(rng: random.Random) -> str:
     return text
 
 
-def _weights(rng: random.Random, data: bytes) -> bytes:
+def damaged_weights(rng: random.Random, data: bytes) -> bytes:
     if len(data) < 8 or rng.random() < 0.25:
         return damaged_bytes(rng, data, 4096)
     length = struct.unpack("<Q", data[:8])[0]

@@ -105,6 +105,50 @@ def directories() -> list[dict[str, bytes]]:
     ]
 
 
+def directory_of_experts() -> dict[str, bytes]:
+    """Two experts of three for each token, in the second layer."""
+    config, *_ = _settings().values()
+    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 2}
+    config |= {"model_type": "qwen3_moe", "rope_scaling": None, "norm_topk_prob": True, **experts}
+    tensors = {name: values for name, values in _weights().items() if ".layers.1.mlp." not in name}
+    rng = np.random.default_rng(3)
+    prefix = "model.layers.1.mlp."
+    shapes: Shapes = {f"{prefix}gate": (3, HIDDEN)}
+    for e in range(3):
+        shapes |= {f"{prefix}experts.{e}.{name}_proj": (32, HIDDEN) for name in ("gate", "up", "down")}
+    for i in range(LAYERS):
+        shapes |= {f"model.layers.{i}.self_attn.{name}_norm": (HEAD_DIM,) for name in "qk"}
+    tensors |= {f"{name}.weight": rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": save(tensors)}
+
+
+def adapters() -> list[dict[str, bytes]]:
+    """Of all modules; of some, with ranks and strengths of their own; of those that an expression names."""
+    alike = _adapter(("q", "k", "v", "o", "gate", "up", "down"), {"lora_alpha": 8})
+    own = {"rank_pattern": {"up_proj": 2}, "alpha_pattern": {"^model.layers.0.self_attn.q_proj": 3.5}}
+    some = _adapter(("q", "up"), {"lora_alpha": 16.0, "use_rslora": True, **own}, np.float16, ranks={"up": 2})
+    named = _adapter(("v", "down"), {"lora_alpha": 1, "target_modules": ".*(v|down)_proj", "bias": "none"})
+    return [alike, some, named]
+
+
+def _adapter(
+    modules: tuple[str, ...], config: dict[str, Any], kind: Any = np.float32, ranks: dict[str, int] | None = None
+) -> dict[str, bytes]:
+    rng = np.random.default_rng(4)
+    tensors: dict[str, Any] = {}
+    for name, (num_out, num_in) in _layer_shapes().items():
+        module = name.rpartition(".")[2].removesuffix("_proj")
+        if module not in modules:
+            continue
+        rank = (ranks or {}).get(module, 4)
+        for i in range(LAYERS):
+            full = f"base_model.model.model.layers.{i}.{name}"
+            tensors[f"{full}.lora_A.weight"] = rng.standard_normal((rank, num_in)).astype(kind)
+            tensors[f"{full}.lora_B.weight"] = rng.standard_normal((num_out, rank)).astype(kind)
+    told = {"peft_type": "LORA", "r": 4, "target_modules": [f"{name}_proj" for name in modules], **config}
+    return {"adapter_config.json": json.dumps(told).encode(), "adapter_model.safetensors": save(tensors)}
+
+
 def _settings() -> dict[str, Any]:
     config = {
         "model_type": "llama",
@@ -126,16 +170,20 @@ def _settings() -> dict[str, Any]:
     return {"config.json": config, "tokenizer_config.json": told, "generation_config.json": {"eos_token_id": [257]}}
 
 
+def _layer_shapes() -> Shapes:
+    """(out, in) of a layer's matrices."""
+    q, kv = HEADS * HEAD_DIM, HEAD_DIM
+    attention: Shapes = {"q": (q, HIDDEN), "k": (kv, HIDDEN), "v": (kv, HIDDEN), "o": (HIDDEN, q)}
+    mlp: Shapes = {"gate": (FFN, HIDDEN), "up": (FFN, HIDDEN), "down": (HIDDEN, FFN)}
+    shapes = {f"self_attn.{name}_proj": shape for name, shape in attention.items()}
+    return shapes | {f"mlp.{name}_proj": shape for name, shape in mlp.items()}
+
+
 def _weights() -> dict[str, Any]:
     rng = np.random.default_rng(2)
-    q, kv = HEADS * HEAD_DIM, HEAD_DIM
     shapes: Shapes = {"model.embed_tokens.weight": (258, HIDDEN), "model.norm.weight": (HIDDEN,)}
     for i in range(LAYERS):
-        attention: Shapes = {"q": (q, HIDDEN), "k": (kv, HIDDEN), "v": (kv, HIDDEN), "o": (HIDDEN, q)}
-        mlp: Shapes = {"gate": (FFN, HIDDEN), "up": (FFN, HIDDEN), "down": (HIDDEN, FFN)}
-        layer = {f"self_attn.{n}_proj": shape for n, shape in attention.items()}
-        layer |= {f"mlp.{n}_proj": shape for n, shape in mlp.items()}
-        layer |= {"input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)}
+        layer = _layer_shapes() | {"input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)}
         shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
     return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 

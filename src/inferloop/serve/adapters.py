@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from inferloop.backends.protocols import AdapterHost
 from inferloop.core.errors import ModelFileError, RequestError
+from inferloop.models.adapters.read import FILES
 from inferloop.serve.asgi import read_body
 from inferloop.serve.decode import decode_body
 from inferloop.serve.health import json_response
@@ -94,10 +95,11 @@ class AdapterEndpoints:
 
 def within(folder: Path, asked: str) -> Path:
     """The directory that `asked` means, links followed. Raises AdapterPathError for one that is not there, or lies
-    outside of `folder`: which of the two is not told."""
+    outside of `folder`, or has its files there: which of them is not told."""
     try:
         path, root = (folder / asked).resolve(strict=True), folder.resolve(strict=True)
-        if path.is_relative_to(root) and path.is_dir():
+        inside = (path, *((path / name).resolve() for name in FILES))
+        if path.is_dir() and all(place.is_relative_to(root) for place in inside):
             return path
     except (OSError, ValueError, RuntimeError):
         pass

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from inferloop.core.errors import EnvironmentLacksError, UsageError
+from inferloop.core.errors import EnvironmentLacksError, ModelFileError, UsageError
 from inferloop.core.request import Sampling
 from inferloop.engine.compute.runner import GiveUp, never
 from inferloop.engine.compute.torch.config import TorchConfig
@@ -201,6 +201,18 @@ def test_loading_holds_little_beside_the_weights(dtype: str, random_model: Rando
     assert runner.info.weight_bytes == sum(i.num_bytes for i in files.header.tensors.values()) // (
         1 if dtype == "fp32" else 2
     )
+
+
+def test_a_model_that_changes_while_it_is_read_is_not_loaded(random_model: RandomModel, tmp_path: Path) -> None:
+    random_model(tmp_path)
+    weights = tmp_path / "model.safetensors"
+
+    def exchange(num: int, total: int) -> None:
+        (tmp_path / "new").write_bytes(weights.read_bytes())
+        (tmp_path / "new").replace(weights)
+
+    with pytest.raises(ModelFileError, match=r"model\.safetensors: was changed while it was read"):
+        TorchRunner.load(open_files("tiny", tmp_path), TorchConfig(num_blocks=4), progress=exchange)
 
 
 def test_matrices_that_are_packed_take_turns_in_one_place(

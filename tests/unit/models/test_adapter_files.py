@@ -95,6 +95,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "very many patterns": ({"rank_pattern": {f"m{i}": 1 for i in range(5000)}}, "rank_pattern has 5000 entries"),
     "no rank": ({"r": 0}, "r is 0, not a whole number above 0"),
     "a rank that is not that of the file": ({"r": 5}, r"has shape \(4, \d+\), model and config imply \(5, \d+\)"),
+    "a strength without bound": ({"lora_alpha": 10**400}, "lora_alpha is 10+, not a finite number"),
     "no strength": ({"lora_alpha": "much"}, "lora_alpha is 'much', not a finite number"),
     "targets without tensors": ({"target_modules": [*MODULES, "w9"]}, "config targets 'w9', of which there is no"),
     "no targets at all": ({"target_modules": [1]}, "target_modules is not a list of names"),
@@ -163,5 +164,5 @@ def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"has no adapter_model.safetensors, and adapter_model.bin is not read"):
         read(path)
     (path / "adapter_config.json").write_text(json.dumps({"x": "y" * (1 << 20)}))
-    with pytest.raises(ModelFileError, match="is larger than"):
+    with pytest.raises(ModelFileError, match="is longer than 1048576 bytes"):
         read(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +188,7 @@ def test_weights_split_over_files_are_read_through_the_index(tiny_directory: Wri
         ({"head_dim": None, "num_attention_heads": 3, "num_key_value_heads": 1}, "not divisible"),
         ({"head_dim": 8}, "has shape"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": 3}, "rope_scaling"),
@@ -215,6 +217,15 @@ def test_a_directory_without_weights_says_so(tiny_directory: Write) -> None:
     folder = tiny_directory()
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelFileError, match=r"no \*\.safetensors"):
+        read_header(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_is_not_waited_for(tiny_directory: Write, name: str) -> None:
+    folder = tiny_directory()
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelFileError, match=r"it has no config\.json|no \*\.safetensors"):
         read_header(folder)
 
 

@@ -204,11 +204,15 @@ async def test_load_list_unload(serve: Serve) -> None:
 async def test_what_lies_outside_of_the_folder_is_not_loaded(serve: Serve, folder: Path, tmp_path: Path) -> None:
     outside = write_adapter(tmp_path / "outside", read_header(tmp_path / "tiny"))
     (folder / "link").symlink_to(outside)
+    (folder / "half").mkdir()
+    (folder / "half/adapter_config.json").write_bytes((outside / "adapter_config.json").read_bytes())
+    (folder / "half/adapter_model.safetensors").symlink_to(outside / "adapter_model.safetensors")
     async with serve() as server:
         for path in (
             "../outside",
             str(outside),
             "link",
+            "half",
             "none",
             "a/adapter_config.json",
             "/etc",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from io import FileIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ from numpy.typing import NDArray
 
 from inferloop.core.errors import ModelFileError
 from inferloop.engine.compute.groups import GROUP_TYPES, read_groups
-from inferloop.models.headers import TensorInfo
+from inferloop.models.headers import ModelHeader, TensorInfo
 
 _PLAIN: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "fp64": np.dtype("<f8")}
 READABLE = ("bf16", *_PLAIN, *GROUP_TYPES)
@@ -75,3 +78,25 @@ def half_split(values: NDArray[Any], info: TensorInfo, head_dim: int) -> NDArray
     if not heads:
         return values
     return np.ascontiguousarray(values.reshape(heads, head_dim // 2, 2, -1).swapaxes(1, 2)).reshape(values.shape)
+
+
+@contextlib.contextmanager
+def unchanged(header: ModelHeader) -> Iterator[None]:
+    """While the weights are read: raises ModelFileError afterwards when a file was replaced or written to meanwhile."""
+    before = _states(header)
+    yield
+    for file, state in _states(header).items():
+        if before[file] != state:
+            raise ModelFileError(f"{file}: was changed while it was read")
+
+
+def _states(header: ModelHeader) -> dict[Path, tuple[int, int, int]]:
+    """By file, what becomes another when it is replaced or written to."""
+    out = {}
+    for file in {info.file for info in header.tensors.values()}:
+        try:
+            found = file.stat()
+        except OSError as problem:
+            raise ModelFileError(f"{file}: cannot be read: {problem}") from problem
+        out[file] = (found.st_ino, found.st_size, found.st_mtime_ns)
+    return out

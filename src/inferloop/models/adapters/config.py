@@ -65,9 +65,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     path = folder / FILE
     if not path.is_file():
         raise ModelFileError(f"{folder}: not a PEFT adapter directory, it has no {FILE}")
-    if path.stat().st_size > _MAX_BYTES:
-        raise ModelFileError(f"{path}: is larger than {_MAX_BYTES} bytes")
-    fields = Fields(read_json_object(path), path)
+    fields = Fields(read_json_object(path, _MAX_BYTES), path)
     if fields.raw("peft_type") != "LORA":
         raise fields.fail("peft_type", f"is {str(fields.raw('peft_type'))[:80]!r}, only LORA is supported")
     if fields.raw("bias") not in (None, "none"):

@@ -51,12 +51,12 @@ class ConfigFacts:
 
 def read_json_object(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, object]:
     """Raises ModelFileError when absent, longer than `max_bytes`, not JSON, or not an object."""
+    if not path.is_file():  # nor a pipe, which has no end
+        raise ModelFileError(f"{path.parent}: not a Hugging Face model directory, it has no {path.name}")
     try:
         if path.stat().st_size > max_bytes:
             raise ModelFileError(f"{path}: is longer than {max_bytes} bytes")
         value = parse_json(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelFileError(f"{path.parent}: not a Hugging Face model directory, it has no {path.name}") from None
     except (OSError, ValueError, RecursionError) as problem:
         raise ModelFileError(f"{path}: cannot be read as JSON: {problem}") from problem
     if not isinstance(value, dict):

@@ -64,7 +64,7 @@ def weight_files(path: Path) -> list[Path]:
     if not index.is_file():
         if whole.is_file():
             return [whole]  # others beside it are the same in another form, or adapters
-        found = sorted(path.glob("*.safetensors"))
+        found = sorted(file for file in path.glob("*.safetensors") if file.is_file())
         if not found:
             raise ModelFileError(f"{path}: holds no *.safetensors file")
         _check_shards(path, {file.name for file in found})

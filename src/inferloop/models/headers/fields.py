@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,9 +72,11 @@ class Fields:
         value = self.raw(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.fail(key, self._wrong(value, "a finite number"))
-        return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            with contextlib.suppress(OverflowError):  # whole numbers have no bound in JSON
+                if math.isfinite(number := float(value)):
+                    return number
+        raise self.fail(key, self._wrong(value, "a finite number"))
 
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""

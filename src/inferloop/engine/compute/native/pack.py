@@ -24,7 +24,7 @@ from inferloop.engine.compute.native.packfile import Fill, make_room, pack_in_me
 from inferloop.engine.compute.native.plan import MatrixPlan, PackPlan, VectorPlan, plan_packing
 from inferloop.engine.compute.native.revisions import LAYOUT
 from inferloop.engine.compute.native.tiles import group_form, write_groups, write_plain
-from inferloop.engine.compute.stored import read_tensor, stored_rows, values_of
+from inferloop.engine.compute.stored import read_tensor, stored_rows, unchanged, values_of
 from inferloop.models.cache import cache_root
 from inferloop.models.headers import ModelHeader, TensorInfo
 
@@ -92,12 +92,8 @@ def pack_into_cache(
 
 def _filler(plan: PackPlan, header: ModelHeader, weights: Weights, progress: Progress | None) -> Fill:
     def fill(buffer: NDArray[np.uint8]) -> None:
-        before = _states(header)
-        _fill(plan, weights, buffer, progress)
-        after = _states(header)
-        for file, state in before.items():
-            if after[file] != state:
-                raise ModelFileError(f"{file}: was changed while it was read")
+        with unchanged(header):
+            _fill(plan, weights, buffer, progress)
 
     return fill
 
@@ -116,18 +112,6 @@ def _alone(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _states(header: ModelHeader) -> dict[Path, tuple[int, int, int]]:
-    """By file, what becomes another when it is replaced or written to."""
-    out = {}
-    for file in {info.file for info in header.tensors.values()}:
-        try:
-            found = file.stat()
-        except OSError as problem:
-            raise ModelFileError(f"{file}: cannot be read: {problem}") from problem
-        out[file] = (found.st_ino, found.st_size, found.st_mtime_ns)
-    return out
 
 
 def _fill(plan: PackPlan, weights: Weights, buffer: NDArray[np.uint8], progress: Progress | None) -> None:

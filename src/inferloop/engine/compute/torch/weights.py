@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inferloop.core.errors import ModelFileError
 from inferloop.core.shape import Product
-from inferloop.engine.compute.stored import half_split, read_tensor
+from inferloop.engine.compute.stored import half_split, read_tensor, unchanged
 from inferloop.engine.compute.torch.layers.feed_forward import Experts, FeedForward, Mlp
 from inferloop.engine.compute.torch.layers.linear import Linear, packs
 from inferloop.engine.compute.torch.layers.norm import Norm
@@ -74,15 +74,22 @@ def load_weights(
     tiled: bool = False,
     progress: Progress | None = None,
 ) -> ModelWeights:
-    """The peak is the result and a few rows, or a layer's largest matrix twice while it is packed; the head, which may
-    be larger than all the layers, comes first, when nothing else is held. `tiled`: for deterministic mode.
+    """The peak is the result and a few rows, or where matrices are packed the largest of a layer. `tiled`: for
+    deterministic mode.
 
-    Raises ModelFileError for a stored format that cannot be read or a layer structure that this runner has not.
+    Raises ModelFileError for a stored format that cannot be read, a layer structure that this runner has not, or files
+    that are written to meanwhile.
     """
-    shape = header.shape
-    if len(set(shape.kv_heads)) > 1:
+    if len(set(header.shape.kv_heads)) > 1:
         raise ModelFileError("the torch runner needs the same number of KV heads in every layer")
-    reader = _Reader(header, dtype, device, progress)
+    with unchanged(header):
+        return _read_all(_Reader(header, dtype, device, progress), header, tiled)
+
+
+def _read_all(reader: _Reader, header: ModelHeader, tiled: bool) -> ModelWeights:
+    """The head, which may be larger than all the layers and is there twice while it is packed, comes first, when
+    nothing else is held."""
+    shape = header.shape
     if shape.tied_embeddings:
         embedding = reader.matrix("model.embed_tokens.weight")
         head = Linear(embedding)
@@ -98,7 +105,7 @@ def load_weights(
         layers=layers,
         norm=norm,
         head=head,
-        rope_factors=reader.values(factors).to(device) if factors else None,
+        rope_factors=reader.values(factors).to(embedding.device) if factors else None,
         num_bytes=reader.num_bytes + head.num_bytes + embedding.nbytes - num_shared,
     )
 
