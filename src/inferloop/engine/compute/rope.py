@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from inferloop.core.errors import ModelFileError
 from inferloop.models.headers import RopeSpec
 
 Float32 = NDArray[np.float32]
@@ -16,13 +17,21 @@ def rope_tables(
     spec: RopeSpec, num_positions: int, context_length: int, factors: Float32 | None = None
 ) -> tuple[Float32, Float32]:
     """fp32 (cos, sin), each [num_positions][dim / 2], to rotate pairs (i, i + dim / 2) by; `factors` are divisors of
-    the inverse frequencies. Angles are rounded to fp32, as in the code that models are trained with."""
-    frequencies = inverse_frequencies(spec, context_length)
-    if factors is not None:
-        frequencies = frequencies / factors
-    angles = np.outer(np.arange(num_positions, dtype=np.float32), frequencies).astype(np.float64)
-    scale = _attention_factor(spec)
-    return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
+    the inverse frequencies. Angles are rounded to fp32, as in the code that models are trained with. Raises
+    ModelFileError for numbers of which nothing finite comes."""
+    try:
+        with np.errstate(all="ignore"):
+            frequencies = inverse_frequencies(spec, context_length)
+            if factors is not None:
+                frequencies = frequencies / factors
+            angles = np.outer(np.arange(num_positions, dtype=np.float32), frequencies).astype(np.float64)
+            scale = _attention_factor(spec)
+            cos, sin = (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
+    except (ArithmeticError, ValueError) as problem:
+        raise ModelFileError(f"a model's rotary embedding cannot be computed ({problem}): {spec}") from problem
+    if not (np.isfinite(cos).all() and np.isfinite(sin).all()):
+        raise ModelFileError(f"a model's rotary embedding has numbers that are not finite: {spec}")
+    return cos, sin
 
 
 def inverse_frequencies(spec: RopeSpec, context_length: int) -> Float32:
