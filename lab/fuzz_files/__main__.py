@@ -24,8 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lab.fuzz_files.use import USES, judge
-from lab.fuzz_files.worker import bound, make, rng_of, work
+from lab.fuzz_files import KINDS
 
 
 def run(kind: str, seed: int, seconds: float, most_cases: int = 1 << 62) -> tuple[int, Counter[str], list[str]]:
@@ -57,7 +56,7 @@ def run(kind: str, seed: int, seconds: float, most_cases: int = 1 << 62) -> tupl
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=USES)
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--cases", type=int, default=1 << 62, help="end after so many")
     parser.add_argument("--seed", type=int, default=1)
@@ -66,6 +65,9 @@ def main() -> int:
     for hidden in ("--first", "--seconds", "--current"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.current or options.case is not None:
+        from lab.fuzz_files.use import USES, judge  # torch, of which whoever starts the others has no need
+        from lab.fuzz_files.worker import bound, make, rng_of, work
     if options.current:
         first, seconds = int(options.first), float(options.seconds)
         work(options.kind, options.seed, first, options.cases, seconds, Path(options.current))

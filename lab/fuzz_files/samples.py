@@ -86,7 +86,7 @@ def _gguf_shapes(architecture: str, vocab: int) -> Shapes:
 
 
 def directories() -> list[dict[str, bytes]]:
-    """Contents by file name: weights in one file, and in two with an index."""
+    """Contents by file name: weights in one file, and in two with an index; two kinds of rotary embedding."""
     tensors = _weights()
     common = {name: json.dumps(value).encode() for name, value in _settings().items()}
     common["tokenizer.json"] = _tokenizer().to_str().encode()
@@ -94,10 +94,13 @@ def directories() -> list[dict[str, bytes]]:
     second = {name: values for name, values in tensors.items() if name not in first}
     parts = {"model-00001-of-00002.safetensors": first, "model-00002-of-00002.safetensors": second}
     index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "beta_fast": 32.0}
+    other = _settings()["config.json"] | {"rope_scaling": yarn | {"beta_slow": 1.0}, "rope_theta": 10_000.0}
     return [
         {**common, "model.safetensors": save(tensors)},
         {
             **common,
+            "config.json": json.dumps(other).encode(),
             **{file: save(part) for file, part in parts.items()},
             "model.safetensors.index.json": json.dumps(index).encode(),
             "chat_template.jinja": TEMPLATE.encode(),
@@ -109,7 +112,9 @@ def directory_of_experts() -> dict[str, bytes]:
     """Two experts of three for each token, in the second layer."""
     config, *_ = _settings().values()
     experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 2}
-    config |= {"model_type": "qwen3_moe", "rope_scaling": None, "norm_topk_prob": True, **experts}
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 32}
+    config |= {"model_type": "qwen3_moe", "rope_scaling": rope, "norm_topk_prob": True, **experts}
     tensors = {name: values for name, values in _weights().items() if ".layers.1.mlp." not in name}
     rng = np.random.default_rng(3)
     prefix = "model.layers.1.mlp."

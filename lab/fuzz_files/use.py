@@ -150,7 +150,7 @@ def judge(path: Path, use: Use) -> Outcome:
 
 
 def _torch_configs() -> list[TorchConfig]:
-    common = TorchConfig(num_blocks=_BLOCKS, num_threads=1)
+    common = TorchConfig(num_blocks=_BLOCKS)
     return [replace(common, dtype="fp32", deterministic=True), common]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from lab.fuzz_files import adapter_cases, directory_cases, gguf_cases
 from lab.fuzz_files.directory_cases import Files
 from lab.fuzz_files.samples import adapters, directories, directory_of_experts, gguf_files
@@ -77,6 +78,7 @@ def rng_of(seed: int, number: int) -> random.Random:
 def work(kind: str, seed: int, first: int, last: int, seconds: float, current: Path) -> None:
     """From case number `first` up to `last`. `current` always holds the one being tried, for whoever finds us dead."""
     bound()
+    torch.set_num_threads(1)
     outcomes: Counter[str] = Counter()
     most, number = 0, first
     with tempfile.TemporaryDirectory(prefix="inferloop-fuzz-") as folder, current.open("r+b") as told:
