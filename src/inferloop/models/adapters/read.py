@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
-from inferloop.models.adapters import config as described
+from inferloop.models.adapters.config import FILE as CONFIG_FILE
 from inferloop.models.adapters.config import AdapterConfig, read_adapter_config
 from inferloop.models.headers import ModelHeader, TensorInfo
 from inferloop.models.headers.directory import canonical_name
@@ -16,7 +16,7 @@ from inferloop.models.headers.safetensors import read_safetensors
 from inferloop.models.headers.tensors import Shapes, expected_shapes
 
 FILE = "adapter_model.safetensors"
-FILES = (described.FILE, FILE)
+FILES = (CONFIG_FILE, FILE)
 """All that is read of a directory."""
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _PREFIX = "base_model.model."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
@@ -60,24 +62,30 @@ def read_directory(path: Path) -> ModelHeader:
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a directory in a fixed order: those of the index, else model.safetensors, else all.
     Raises ModelFileError when there are none."""
-    whole, index = path / _WHOLE, path / _INDEX
+    return _weight_files(path, _weight_map(path))
+
+
+def _weight_files(path: Path, weight_map: Mapping[str, str] | None) -> list[Path]:
+    if weight_map is not None:
+        files = [path / name for name in sorted(set(weight_map.values()))]
+        for file in files:
+            if not file.is_file():
+                raise ModelFileError(f"{file}: listed in {_INDEX} but missing")
+        return files
+    if (path / _WHOLE).is_file():
+        return [path / _WHOLE]  # others beside it are the same in another form, or adapters
+    found = sorted(file for file in path.glob("*.safetensors") if file.is_file())
+    if not found:
+        raise ModelFileError(f"{path}: holds no *.safetensors file")
+    _check_shards(path, {file.name for file in found})
+    return found
+
+
+def _weight_map(path: Path) -> dict[str, str] | None:
+    """File names by tensor, as the index says; None without one."""
+    index = path / _INDEX
     if not index.is_file():
-        if whole.is_file():
-            return [whole]  # others beside it are the same in another form, or adapters
-        found = sorted(file for file in path.glob("*.safetensors") if file.is_file())
-        if not found:
-            raise ModelFileError(f"{path}: holds no *.safetensors file")
-        _check_shards(path, {file.name for file in found})
-        return found
-    files = [path / name for name in sorted(set(_weight_map(index).values()))]
-    for file in files:
-        if not file.is_file():
-            raise ModelFileError(f"{file}: listed in {_INDEX} but missing")
-    return files
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """File names by tensor."""
+        return None
     weight_map = read_json_object(index, max_bytes=_MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFileError(f"{index}: weight_map is missing or empty")
@@ -99,20 +107,21 @@ def _check_shards(path: Path, names: set[str]) -> None:
 
 def _tensors(path: Path) -> dict[str, TensorInfo]:
     out: dict[str, TensorInfo] = {}
-    index = path / _INDEX
+    weight_map = _weight_map(path)
     said: dict[str, list[str]] = {}
-    for name, of in (_weight_map(index) if index.is_file() else {}).items():
+    for name, of in (weight_map or {}).items():
         said.setdefault(of, []).append(name)
-    for file in weight_files(path):
+    for file in _weight_files(path, weight_map):
         found = read_safetensors(file)
         for name in said.get(file.name, ()):
             if name not in found:
-                raise ModelFileError(f"{index}: tensor {name} is said to be in {file.name}, which does not have it")
+                problem = f"tensor {name} is said to be in {file.name}, which does not have it"
+                raise ModelFileError(f"{path / _INDEX}: {problem}")
         for info in found.values():
             name = canonical_name(info.name)
             if name in out:
                 raise ModelFileError(f"{file}: tensor {name} is also in {out[name].file.name}")
-            out[name] = TensorInfo(name, info.dtype, info.shape, info.file, info.offset, info.num_bytes)
+            out[name] = replace(info, name=name)
     return out
 
 
