@@ -11,6 +11,7 @@ from inferloop.backends.endpoint import Endpoint
 from inferloop.backends.entry import check_entry, unusable
 from inferloop.backends.http import HttpClient, HttpError
 from inferloop.contract.workload import QualityGate
+from inferloop.core.errors import UsageError
 from inferloop.evals.ask import Asker, CaseSkippedError
 from inferloop.evals.gate import judge
 from inferloop.evals.scorer import Observation, Score, score
@@ -82,14 +83,15 @@ async def run_suite(
 ) -> EvalRun:
     """Ask every case of `suite`, at most `concurrency` at once. `model` None: the first that the target lists.
 
-    `on_result` is called as each case ends. Raises EnvironmentLacksError when the target does not say which model it
-    has, is not trusted, or wants a key that we have not; after that every failure is a result.
+    `on_result` is called as each case ends. Raises UsageError for a model that the target does not list,
+    EnvironmentLacksError when the target does not say which model it has, is not trusted, or wants a key that we have
+    not; after that every failure is a result.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be >= 1, got {concurrency}")
     client = HttpClient(at)
     try:
-        name = model or await _first_model(client)
+        name = await _model(client, model)
         await check_entry(client)
         asker = Asker(client, name, timeout_s=timeout_s)
         free = asyncio.Semaphore(concurrency)
@@ -123,13 +125,19 @@ def _text(seen: Observation) -> str | None:
     return seen.reply.text if seen.reply else None
 
 
-async def _first_model(client: HttpClient) -> str:
+async def _model(client: HttpClient, asked: str | None) -> str:
+    """The one that was asked for, or the first that is listed. A target that lists none may have what is asked for."""
     try:
-        return str((await client.get_json("/v1/models"))["data"][0]["id"])
-    except HttpError as error:
-        raise unusable(client.endpoint, error) from error
-    except (KeyError, IndexError, TypeError) as error:
-        raise unusable(client.endpoint, HttpError("protocol", "/v1/models lists no model")) from error
+        names = [str(entry["id"]) for entry in (await client.get_json("/v1/models"))["data"]]
+        first = names[0]
+    except (HttpError, KeyError, IndexError, TypeError) as error:
+        if asked is not None:
+            return asked
+        told = error if isinstance(error, HttpError) else HttpError("protocol", "/v1/models lists no model")
+        raise unusable(client.endpoint, told) from error
+    if asked is not None and asked not in names:
+        raise UsageError(f"{client.endpoint.url}: no model {asked!r} (it has: {', '.join(names)})")
+    return asked or first
 
 
 async def _identity_digest(client: HttpClient) -> str | None:

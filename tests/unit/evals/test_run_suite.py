@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from inferloop.contract.workload import QualityGate
-from inferloop.core.errors import EnvironmentLacksError
+from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.evals.run import CaseResult, run_suite
 from inferloop.evals.suite import Case, Suite
 
@@ -144,6 +144,14 @@ async def test_a_tokenize_route_that_reads_another_field_is_no_wrong_answer() ->
     async with listening(Target(token_field="content")) as url:
         run = await run_suite(Suite("s", 1, cases), url, model="tiny")
     assert run.results[0].score.status == "skipped" and "does not read prompt" in run.results[0].score.reason
+
+
+async def test_a_model_that_the_target_does_not_list_is_refused_before_any_case() -> None:
+    target = Target()
+    async with listening(target) as url:
+        with pytest.raises(UsageError, match=r"no model 'huge' \(it has: tiny\)"):
+            await run_suite(Suite("s", 1, (asks("a", "abc"),)), url, model="huge")
+    assert [call["path"] for call in target.seen] == ["/v1/models"]
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
