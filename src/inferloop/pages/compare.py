@@ -71,7 +71,7 @@ def reuse_table(targets: Sequence[Json]) -> Markup | None:
                 tag("span", _REUSE.get(str(reuse.get("verdict")), ABSENT), class_=f"verdict {met}"),
             ]
         )
-    columns = [Column("Target"), *(Column(t, True) for t in ("Declared", "Possible", "From the cache")), Column("")]
+    columns = [Column("Target"), *(Column(t, True) for t in ("Declared", "Possible", "Reused")), Column("")]
     caption = (
         "Of the input tokens: what the workload repeats, what of it had been computed before it was asked for again, "
         "and what came from the target's prefix cache. Differences are between targets as they are, caches included"
@@ -79,7 +79,7 @@ def reuse_table(targets: Sequence[Json]) -> Markup | None:
     return table(caption, columns, rows)
 
 
-_REUSE = {"as declared": "\u2713 as declared", "less": "\u2717 less than declared", "not told": "? not told"}
+_REUSE = {"as declared": "\u2713 as declared", "less": "\u2717 less", "not told": "? not told"}
 
 
 def found_in_words(comparisons: Sequence[Json], targets: Sequence[Json]) -> Markup | None:

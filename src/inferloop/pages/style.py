@@ -62,7 +62,7 @@ tbody th { font-weight: 500; }
 tbody th:not(.group) { white-space: nowrap; }
 tr > :first-child { padding-left: 0; } tr > :last-child { padding-right: 0; }
 th.num, td.num { text-align: right; white-space: nowrap; }
-td.wide { min-width: 14rem; } td code { overflow-wrap: anywhere; } .nowrap { white-space: nowrap; }
+td.wide { min-width: 14rem; } td.wide code { overflow-wrap: anywhere; } .nowrap { white-space: nowrap; }
 .compact td.num .soft { display: inline-block; white-space: normal; max-width: 7rem; }
 summary { cursor: pointer; margin: 0.5rem 0; }
 th.group { padding-top: 1rem; font-weight: 650; }

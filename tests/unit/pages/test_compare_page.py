@@ -29,7 +29,7 @@ def test_commands_can_be_pasted_into_a_shell() -> None:
         (
             "less",
             0.1,
-            "less than declared",
+            "less",
             "A did not get the declared prefix reuse of 50 %: 10 % of the input",
         ),
         ("not told", None, "not told", "A may or may not have got the declared prefix reuse of 50 %"),
