@@ -116,7 +116,8 @@ def _header(file: Path) -> RunHeader:
     try:
         value = json.loads(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise RecordError(f"{file.parent} is not a run folder: it has no {HEADER}") from None
+        why = f"is not a run folder: it has no {HEADER}" if file.parent.exists() else "does not exist"
+        raise RecordError(f"{file.parent} {why}") from None
     except (OSError, ValueError) as error:
         raise RecordError(f"{file}: {error}") from error
     version = value.get("schema_version") if isinstance(value, dict) else None

@@ -251,6 +251,8 @@ def test_two_runs_in_one_second_have_two_folders(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="nothing-here does not exist"):
+        open_run(tmp_path / "nothing-here")
     with pytest.raises(RecordError, match=r"has no run\.json"):
         open_run(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({"schema_version": 99}))
