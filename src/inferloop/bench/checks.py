@@ -227,12 +227,10 @@ def _pool(result: DriveResult) -> str | None:
 
 
 def _warm(reuse: Reuse) -> str | None:
-    if reuse.cached is None or reuse.cached <= reuse.declared + TOLERANCE:
+    most = max(reuse.declared, reuse.repeated)  # a short window's requests may repeat more than the workload does
+    if reuse.cached is None or reuse.cached <= most + TOLERANCE:
         return None
-    return (
-        f"reuse_mismatch: {reuse.cached:.0%} of the input tokens came from the cache, {reuse.declared:.0%} are the "
-        "workload's"
-    )
+    return f"reuse_mismatch: {reuse.cached:.0%} of the input tokens came from the cache, {most:.0%} are the workload's"
 
 
 def _cold(reuse: Reuse) -> tuple[str | None, str | None]:

@@ -22,7 +22,8 @@ _MOST_BLOCK = 256
 class Reuse:
     """Shares of the `num_input` input tokens of the answers that succeeded: what came from the cache (None: no answer
     tells; then `possible` and `in_blocks` are not known either, and 0), what the workload repeats, and what a cache
-    without limits would have had before it was asked for: by token, and in whole blocks as long as this cache's."""
+    without limits would have had before it was asked for: by token, and in whole blocks as long as this cache's.
+    `repeated` is what these requests, and not all of the workload, begin with as one sent before them does."""
 
     num_input: int
     cached: float | None
@@ -30,6 +31,7 @@ class Reuse:
     possible: float
     in_blocks: float
     block: int = 1
+    repeated: float = 0.0
 
     @classmethod
     def joined(cls, parts: Sequence[Reuse]) -> Reuse | None:
@@ -49,6 +51,7 @@ class Reuse:
             mean(p.possible for p in parts),
             mean(p.in_blocks for p in parts),
             max(p.block for p in parts),
+            mean(p.repeated for p in parts),
         )
 
     @property
@@ -101,19 +104,25 @@ def reuse_of(
         return Reuse(num_input, None, declared, 0.0, 0.0)
     block = _block(t.num_cached_tokens for t in timings)
     events = [(t.chunks[0].t_ns, 0, i) for i, t in enumerate(timings) if t.chunks]
-    events += [(t.t_send_ns, 1, i) for i, t in enumerate(timings) if t.request_id in done]
-    seen, total, possible, in_blocks = Beginnings(), 0, 0, 0
+    events += [(t.t_send_ns, 1, i) for i, t in enumerate(timings)]
+    seen, sent = Beginnings(), Beginnings()
+    total, repeated, possible, in_blocks = 0, 0, 0, 0
     for _, is_send, i in sorted(events):
         request = planned[positions[i]]
         if not is_send:
             seen.add(request.timed)
             continue
-        total += request.num_input_tokens
-        shared = max(0, min(seen.shared(request.timed), request.num_input_tokens - 1))
-        possible += shared
-        in_blocks += shared // block * block
+        if timings[i].request_id in done:
+            total += request.num_input_tokens
+            repeated += min(sent.shared(request.timed), request.num_input_tokens)
+            shared = max(0, min(seen.shared(request.timed), request.num_input_tokens - 1))
+            possible += shared
+            in_blocks += shared // block * block
+        sent.add(request.timed)
     num_cached = sum(t.num_cached_tokens for t in done.values())
-    return Reuse(num_input, num_cached / num_input, declared, possible / total, in_blocks / total, block)
+    return Reuse(
+        num_input, num_cached / num_input, declared, possible / total, in_blocks / total, block, repeated / total
+    )
 
 
 def _block(counts: Iterable[int]) -> int:

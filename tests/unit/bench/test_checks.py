@@ -103,6 +103,16 @@ def test_a_cache_warmer_or_colder_than_the_workload_makes_it_voids() -> None:
     assert run(cold, reuse=0.35) == ((), ())
 
 
+def test_a_window_whose_own_requests_repeat_more_than_the_workload_is_not_warm() -> None:
+    """Of a plan that repeats 60 %, the ten requests after the lead happen to repeat 80 %."""
+    timings = [timing(i, cached=0 if i < 10 else 78) for i in range(20)]
+    result = DriveResult(timings=timings, positions=list(range(20)), num_telling_cache=20)
+    planned = [repeating(i, 0.8) for i in range(20)]
+    assert self_checks(result, timings[10:], planned, SLO, 0.6).void == ()
+    (why,) = self_checks(result, timings[10:], [repeating(i, 0.5) for i in range(20)], SLO, 0.6).void
+    assert why.startswith("reuse_mismatch: 78% of the input tokens came from the cache, 60% are the workload's")
+
+
 def test_a_server_without_a_cache_is_what_it_is() -> None:
     void, notes = run([timing(i) for i in range(200)], reuse=0.5)
     assert void == () and notes == (
