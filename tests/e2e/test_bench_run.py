@@ -276,7 +276,7 @@ async def test_conversations_grow_over_http(tmp_path: Path, only_busy: OnlyBusy)
         if row.point == "peak" and row.timing.session is not None:
             talks.setdefault(row.timing.session, []).append(row.timing)
     whole = [sorted(t, key=lambda x: x.turn or 0) for t in talks.values() if len(t) == 3]
-    assert len(whole) > 30
+    assert len(whole) > 10
     for turns in whole:
         assert [t.num_turns for t in turns] == [3, 3, 3]
         for before, after in pairwise(turns):

@@ -24,7 +24,7 @@ service: smoke
 archetype: chat
 model: {id: smollm2-135m-instruct}
 traffic:
-  qps: {avg: 1, p95: 1.5, peak: 2}
+  qps: {avg: 1, p95: 2, peak: 5}
   input_tokens: 30
   output_tokens: 4
   prefix_reuse: 0
@@ -97,7 +97,7 @@ def test_once_does_everything_and_exits_by_the_verdict(workspace: Path) -> None:
     modes = [point["mode"] for point in summary["points"]]
     assert modes[0] == "serial" and "burst" in modes and modes[-1] == "open"
     assert summary["replicas"]["started"] >= 1
-    assert summary["capacity"]["qps"] >= 2
+    assert summary["capacity"]["qps"] >= 5
     record = open_run(the_run(workspace))
     assert record.status == "complete" and record.header.verdict == "pass"
     assert record.header.identity is not None and len(record.header.identity["digest"]) == 64
