@@ -28,7 +28,7 @@ from inferloop.engine.compute.torch.config import TorchConfig
 from inferloop.engine.compute.torch.parallel.split import header_of_share, share_of
 from inferloop.engine.compute.torch.runner import TorchRunner
 from inferloop.engine.compute.torch.weights import load_weights
-from inferloop.engine.schedule.policy import ScheduleConfig
+from inferloop.engine.config import EngineConfig
 from inferloop.engine.schedule.scheduler import Scheduler
 from inferloop.engine.schedule.sequence import SequenceSpec
 from inferloop.engine.schedule.step import NO_ADAPTER
@@ -104,13 +104,7 @@ USES: dict[str, Use] = {"gguf": in_native, "directory": in_native, "torch": in_t
 def generate(runner: Runner, slot: int = NO_ADAPTER) -> None:
     """Three tokens, greedy and drawn."""
     info = runner.info
-    config = ScheduleConfig(
-        vocab_size=info.vocab_size,
-        context_length=info.context_length,
-        block_size=info.block_size,
-        num_blocks=info.num_blocks,
-    )
-    scheduler = Scheduler(config)
+    scheduler = Scheduler(EngineConfig().for_runner(info))
     prompt = tuple(token % info.vocab_size for token in PROMPT)[: max(info.context_length - 1, 1)]
     for i, temperature in enumerate((0.0, 0.9)):
         sampling = Sampling(temperature=temperature, max_tokens=3, num_logprobs=1)
