@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from tests.waiting import until
 
 from inferloop.backends.http import HttpClient, HttpError, Response
 from inferloop.backends.protocols import LaunchSpec
@@ -65,12 +66,6 @@ async def chat(client: HttpClient, data: bytes) -> Response:
     return await client.request("POST", CHAT, body=data, headers=[("content-type", "application/json")], timeout_s=30)
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  what is awaited lives in other processes
-            await asyncio.sleep(0.01)
-
-
 def events(tmp_path: Path) -> list[GatewayEvent]:
     decode = msgspec.json.Decoder(GatewayEvent).decode
     return [decode(line) for line in (tmp_path / "gateway.jsonl").read_bytes().splitlines()]
@@ -85,13 +80,13 @@ def pid_of(fleet: Fleet, replica_id: str) -> int:
 async def test_64_at_once_are_balanced_counted_and_leave_one_event_each(tmp_path: Path) -> None:
     async with running(tmp_path, 2, scripted(ttft_ms=300, tpot_ms=1, max_concurrency=64)) as (fleet, client):
         asking = [asyncio.create_task(chat(client, body(stream=i % 2 == 0))) for i in range(64)]
-        await eventually(lambda: fleet.status().num_in_flight == 64)
+        await until(lambda: fleet.status().num_in_flight == 64)
         assert [r.in_flight for r in fleet.status().replicas] == [32, 32]
         responses = await asyncio.gather(*asking)
         texts = [await response.read() for response in responses]
         assert {response.status for response in responses} == {200}
         assert all(b"[DONE]" in text for text in texts[::2])
-        await eventually(lambda: fleet.status().num_in_flight == 0)
+        await until(lambda: fleet.status().num_in_flight == 0)
         by_replica = [response.header("x-inferloop-replica") for response in responses]
         assert sorted(set(by_replica), key=str) == ["r0", "r1"] and by_replica.count("r0") == 32
     rows = events(tmp_path)
@@ -115,7 +110,7 @@ async def test_kill_9_in_the_middle_of_a_stream(tmp_path: Path) -> None:
         for _ in range(5):
             answer = await chat(client, body())
             assert answer.status == 200 and b"[DONE]" in await answer.read()
-        await eventually(lambda: fleet.status().num_ready == 2)
+        await until(lambda: fleet.status().num_ready == 2)
         assert {r.replica_id: r.num_restarts for r in fleet.status().replicas}[victim] == 1
         assert fleet.status().num_in_flight == 0
 
@@ -124,24 +119,24 @@ async def test_all_replicas_killed_is_503_until_they_are_back(tmp_path: Path) ->
     async with running(tmp_path, 2, scripted(ttft_ms=1, tpot_ms=1)) as (fleet, client):
         for replica_id in ("r0", "r1"):
             os.kill(pid_of(fleet, replica_id), signal.SIGKILL)
-        await eventually(lambda: fleet.status().num_ready == 0)
+        await until(lambda: fleet.status().num_ready == 0)
         response = await chat(client, body())
         assert (response.status, response.header("retry-after")) == (503, "1")
-        await eventually(lambda: fleet.status().num_ready == 2)
+        await until(lambda: fleet.status().num_ready == 2)
         assert (await chat(client, body())).status == 200
 
 
 async def test_callers_who_leave_return_in_flight_to_zero_and_free_the_replica(tmp_path: Path) -> None:
     async with running(tmp_path, 2, scripted(ttft_ms=300, tpot_ms=50)) as (fleet, client):
         asking = [asyncio.create_task(chat(client, body(10_000))) for _ in range(16)]
-        await eventually(lambda: fleet.status().num_in_flight == 16)
+        await until(lambda: fleet.status().num_in_flight == 16)
         for task in asking[:8]:
             task.cancel()
         streams = await asyncio.gather(*asking[8:])
         assert fleet.status().num_in_flight == 8
         for stream in streams:
             stream.abort()
-        await eventually(lambda: fleet.status().num_in_flight == 0)
+        await until(lambda: fleet.status().num_in_flight == 0)
         urls = [r.url for r in fleet.status().replicas]
         assert len(urls) == 2
         for url in urls:
@@ -171,7 +166,7 @@ async def test_a_healthy_endpoint_before_a_dead_engine_is_replaced_once(tmp_path
         response = await chat(client, body(100))
         text = await response.read()
         assert b'"replica_failed"' in text
-        await eventually(lambda: fleet.status().num_ready == 1)
+        await until(lambda: fleet.status().num_ready == 1)
         stops = [d for _, d in fleet.status().recent if isinstance(d, Stop)]
         assert len(stops) == 1 and "no step for" in stops[0].why
         assert fleet.status().replicas[0].num_restarts == 1
@@ -183,7 +178,7 @@ async def test_draining_one_replica_lets_its_stream_finish(tmp_path: Path) -> No
         busy = response.header("x-inferloop-replica")
         assert busy is not None
         removing = asyncio.gather(*(fleet.remove_replica(busy, 30) for _ in range(2)))
-        await eventually(lambda: fleet.status().num_ready == 1)
+        await until(lambda: fleet.status().num_ready == 1)
         others = [await chat(client, body(2)) for _ in range(6)]
         assert {r.header("x-inferloop-replica") for r in others} == {"r0", "r1"} - {busy}
         text = await response.read()
@@ -208,7 +203,7 @@ async def test_cancelling_a_start_leaves_nothing(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
     fleet = Fleet(scripted(), FleetConfig(tmp_path))
     starting = asyncio.create_task(fleet.start(2))
-    await eventually(lambda: all(r.pid for r in fleet.status().replicas) and len(fleet.status().replicas) == 2)
+    await until(lambda: all(r.pid for r in fleet.status().replicas) and len(fleet.status().replicas) == 2)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import msgspec
 import openai
 import psutil
 import pytest
+from tests.waiting import until
 
 from inferloop.backends.http import HttpClient, Response
 from inferloop.backends.protocols import LaunchSpec
@@ -81,12 +82,6 @@ async def ask(client: HttpClient, *, traffic_class: str = "extract", headers: An
     start = {"model": "desk", "messages": [{"role": "user", "content": "Which city?"}]}
     sent = [("content-type", "application/json"), ("x-inferloop-class", traffic_class), *headers]
     return await client.request("POST", CHAT, body=msgspec.json.encode(start | body), headers=sent, timeout_s=60)
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  what is awaited lives in other processes
-            await asyncio.sleep(0.02)
 
 
 def rows(path: Path, kind: type[Any]) -> list[Any]:
@@ -163,11 +158,11 @@ async def test_a_caller_who_leaves_frees_the_model_that_is_asked(tmp_path: Path)
     strong = plays(tmp_path, "strong", text=STRONG, **STALLS)
     async with desk(tmp_path, cheap, strong) as (fleet, client):
         asking = asyncio.create_task(ask(client))
-        await eventually(lambda: {r.model: r.in_flight for r in fleet.status().replicas}["strong"] == 1)
+        await until(lambda: {r.model: r.in_flight for r in fleet.status().replicas}["strong"] == 1)
         assert {r.model: r.in_flight for r in fleet.status().replicas}["cheap"] == 0, "each has its own load"
         asking.cancel()
-        await eventually(lambda: fleet.status().num_in_flight == 0)
-        await eventually(lambda: len(rows(tmp_path / "events-strong-r0.jsonl", ReplicaEvent)) == 1)
+        await until(lambda: fleet.status().num_in_flight == 0)
+        await until(lambda: len(rows(tmp_path / "events-strong-r0.jsonl", ReplicaEvent)) == 1)
     (event,) = rows(tmp_path / "gateway.jsonl", GatewayEvent)
     (aborted,) = rows(tmp_path / "events-strong-r0.jsonl", ReplicaEvent)
     assert (event.error_class, event.status, aborted.error_class) == ("disconnect", None, "disconnect")
@@ -182,7 +177,7 @@ async def test_a_deadline_ends_the_second_hop_and_the_first_answer_is_delivered(
         assert (await response.json())["choices"][0]["message"]["content"] == CHEAP
         assert response.header("x-inferloop-model") == "cheap"
         assert response.header("x-inferloop-escalation-missed") in ("http_408", "timeout")
-        await eventually(lambda: len(rows(tmp_path / "events-strong-r0.jsonl", ReplicaEvent)) == 1)
+        await until(lambda: len(rows(tmp_path / "events-strong-r0.jsonl", ReplicaEvent)) == 1)
 
 
 async def test_a_fault_of_the_first_model_stays_its_fault(tmp_path: Path) -> None:
@@ -222,7 +217,7 @@ async def test_a_dead_strong_model_leaves_the_service_up(tmp_path: Path) -> None
         text = (await response.json())["choices"][0]["message"]["content"]
         assert text == STRONG if response.header("x-inferloop-model") == "strong" else text == CHEAP
         assert (await client.request("GET", "/health/ready")).status == 200
-        await eventually(
+        await until(
             lambda: any(r.model == "strong" and r.num_restarts and r.state == "ready" for r in fleet.status().replicas)
         )
         assert (await (await ask(client)).json())["model"] == "strong", "it is back"

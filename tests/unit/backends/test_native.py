@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from inferloop.backends import bytecodec
 from inferloop.backends.native import NativeGenerator
@@ -220,10 +221,7 @@ async def test_a_full_queue_refuses_at_once(native: Native) -> None:
     async with native(r, max_sequences=1, max_waiting=1) as g:
         r.gate.clear()
         accepted = [asyncio.create_task(collect(g, request(max_tokens=5))) for _ in range(2)]
-        for _ in range(5000):
-            if (g.describe()[1].num_running, g.describe()[1].num_waiting) == (1, 1):
-                break
-            await asyncio.sleep(0.002)
+        await until(lambda: (g.describe()[1].num_running, g.describe()[1].num_waiting) == (1, 1))
         with pytest.raises(OverloadedError):
             await collect(g, request(max_tokens=5))
         r.gate.set()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from tests.unit.fleet.stubs import Handler, MakeStub, Stub
+from tests.waiting import until
 
 from inferloop.backends.http import HttpClient, Response
 from inferloop.contract.workload import Escalation, EvalTag, ModelRef, NamedModel, Price, Routing, RoutingRule
@@ -68,12 +68,6 @@ class ListSink:
         pass
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  what is awaited has no event of its own
-            await asyncio.sleep(0.005)
-
-
 class _Running:
     """`faults`: (replica, why) as they were told."""
 
@@ -106,7 +100,7 @@ class _Running:
 
     async def event(self) -> GatewayEvent:
         """The one event of the last request; the caller may see the end before it is written."""
-        await eventually(lambda: len(self.sink.records) > 0)
+        await until(lambda: len(self.sink.records) > 0)
         (record,) = self.sink.records
         assert isinstance(record, GatewayEvent)
         self.sink.records.clear()

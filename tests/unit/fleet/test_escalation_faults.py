@@ -7,9 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from tests.unit.fleet.gateways import NO_RETRIES, Desk, escalating, eventually
+from tests.unit.fleet.gateways import NO_RETRIES, Desk, escalating
 from tests.unit.fleet.models import BROKEN, GOOD, JSON, content, refuses, said, says
 from tests.unit.fleet.stubs import Asked, Handler, Talk, answers, dies, never
+from tests.waiting import until
 
 from inferloop.fleet.decide.routes import HANDOVER_S
 
@@ -112,7 +113,7 @@ async def test_a_caller_who_leaves_cancels_the_hop_in_flight(desk: Desk, silent:
     models: dict[str, Any] = {"cheap": says(BROKEN), "strong": says(GOOD), silent: works}
     await desk.open(**models)
     asking = asyncio.create_task(desk.post(stream=stream, **JSON))
-    await eventually(lambda: desk.stubs[silent].num_active > 0)
+    await until(lambda: desk.stubs[silent].num_active > 0)
     if stream and silent == "strong":
         (await asking).abort()
     else:

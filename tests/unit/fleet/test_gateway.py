@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.fleet.gateways import CHAT, Front, eventually
+from tests.unit.fleet.gateways import CHAT, Front
 from tests.unit.fleet.stubs import Asked, Handler, MakeStub, Talk, answers, dies, ok
+from tests.waiting import until
 
 from inferloop.fleet.decide.router import Router
 
@@ -121,7 +122,7 @@ async def test_load_is_counted_and_spread_on_every_route(front: Front, path: str
 
     await front.open(slow, slow, slow, slow)
     asking = [asyncio.create_task(front.post(b"shared prefix", path)) for _ in range(64)]
-    await eventually(lambda: sum(stub.num_active for stub in front.stubs) == 64)
+    await until(lambda: sum(stub.num_active for stub in front.stubs) == 64)
     assert [stub.num_active for stub in front.stubs] == [16] * 4
     assert {load.in_flight for load in front.router.snapshot()} == {16}
     gate.set()
@@ -150,7 +151,7 @@ async def test_beyond_the_bound_is_503_and_the_bound_is_never_passed(make_stub: 
 
     await front.open(slow)
     asking = [asyncio.create_task(front.post()) for _ in range(2)]
-    await eventually(lambda: front.stubs[0].num_active == 2)
+    await until(lambda: front.stubs[0].num_active == 2)
     response = await front.post()
     assert (response.status, (await response.json())["error"]["code"]) == (503, "saturated")
     assert await front.metric('inferloop_gateway_refusals_total{reason="saturated"}') == 1

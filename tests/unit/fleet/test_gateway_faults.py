@@ -7,8 +7,9 @@ import json
 
 import pytest
 from openai.types.responses import ResponseErrorEvent
-from tests.unit.fleet.gateways import Front, eventually
+from tests.unit.fleet.gateways import Front
 from tests.unit.fleet.stubs import Asked, Handler, Talk, answers, dies, ok
+from tests.waiting import until
 
 from inferloop.fleet.act.gateway.config import GatewayConfig
 from inferloop.fleet.decide.retry import BudgetConfig
@@ -185,7 +186,7 @@ async def test_a_caller_who_leaves_before_the_first_byte_stops_the_work(front: F
 
     await front.open(handle, handle)
     asking = asyncio.create_task(front.post())
-    await eventually(lambda: any(stub.num_active for stub in front.stubs))
+    await until(lambda: any(stub.num_active for stub in front.stubs))
     asking.cancel()
     await asyncio.wait_for(closed.wait(), 10)
     event = await front.event()

@@ -6,8 +6,9 @@ import asyncio
 import json
 
 import pytest
-from tests.unit.fleet.gateways import Front, eventually
+from tests.unit.fleet.gateways import Front
 from tests.unit.fleet.stubs import Asked, Talk, never
+from tests.waiting import until
 
 from inferloop.serve.http import MAX_HEAD_BYTES
 
@@ -75,7 +76,7 @@ async def test_leaving_ends_what_is_under_way_and_what_waits_behind_it(front: Fr
     await writer.drain()
     await asyncio.sleep(0.05)
     writer.transport.abort()
-    await eventually(lambda: front.router.num_in_flight == 0)
+    await until(lambda: front.router.num_in_flight == 0)
 
 
 @pytest.mark.parametrize("num_waiting", [1, 5])
@@ -83,13 +84,13 @@ async def test_leaving_is_noticed_while_nothing_is_written_and_requests_wait(fro
     port = await front.open(never)
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(POST % (1, 1, b"a"))
-    await eventually(lambda: front.stubs[0].num_active == 1)
+    await until(lambda: front.stubs[0].num_active == 1)
     for _ in range(num_waiting):
         writer.write(POST % (1, 1, b"b"))
         await writer.drain()
         await asyncio.sleep(0.02)
     writer.transport.abort()
-    await eventually(lambda: front.router.num_in_flight == 0)
+    await until(lambda: front.router.num_in_flight == 0)
     assert len(front.stubs[0].asked) == 1, "what waited is asked of nobody"
 
 
@@ -97,7 +98,7 @@ async def test_a_connection_that_asks_without_end_is_not_read_without_end(front:
     port = await front.open(never)
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write((POST % (1, 1000, b"b" * 1000)) * 100)
-    await eventually(lambda: front.stubs[0].num_active == 1)
+    await until(lambda: front.stubs[0].num_active == 1)
     writer.write((POST % (1, 60000, b"b" * 60000)) * 400)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(writer.drain(), 0.3)
@@ -123,7 +124,7 @@ async def test_a_caller_who_reads_nothing_holds_no_replica(front: Front) -> None
     assert front.router.num_in_flight == 1
     async with asyncio.timeout(60):
         await left.wait()  # the replica's connection was closed
-    await eventually(lambda: front.router.num_in_flight == 0)
+    await until(lambda: front.router.num_in_flight == 0)
     assert not front.faults, "the replica is not to blame"
     writer.transport.abort()
 

@@ -7,8 +7,9 @@ import json
 import socket
 
 import pytest
-from tests.unit.fleet.gateways import Front, eventually
+from tests.unit.fleet.gateways import Front
 from tests.unit.fleet.stubs import Asked, Talk
+from tests.waiting import until
 
 from inferloop.backends.http import HttpClient, HttpError
 from inferloop.core.errors import PortInUseError
@@ -48,7 +49,7 @@ async def test_a_cancelled_stop_closes_the_door_and_can_be_called_again(front: F
 
     await front.open(never)
     asking = asyncio.create_task(front.post())
-    await eventually(lambda: front.stubs[0].num_active == 1)
+    await until(lambda: front.stubs[0].num_active == 1)
     stopping = asyncio.create_task(front.server.stop(600))
     await asyncio.sleep(0.2)
     stopping.cancel()
@@ -59,7 +60,7 @@ async def test_a_cancelled_stop_closes_the_door_and_can_be_called_again(front: F
     with pytest.raises(HttpError):
         await other.request("GET", "/health/live")
     asking.cancel()
-    await eventually(lambda: front.router.num_in_flight == 0)
+    await until(lambda: front.router.num_in_flight == 0)
 
 
 async def test_a_request_cut_before_its_answer_is_503(front: Front) -> None:
@@ -68,7 +69,7 @@ async def test_a_request_cut_before_its_answer_is_503(front: Front) -> None:
 
     await front.open(never)
     asking = asyncio.create_task(front.post())
-    await eventually(lambda: front.stubs[0].num_active == 1)
+    await until(lambda: front.stubs[0].num_active == 1)
     await front.server.stop(0)
     assert ((await asking).status, (await front.event()).error_class) == (503, "stopping")
 

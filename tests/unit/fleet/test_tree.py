@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import psutil
+from tests.waiting import wait_until
 
 from inferloop.fleet.act.tree import ProcessTree
 
@@ -16,13 +16,6 @@ import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "print('on', flush=True)\\nwhile True: pass"])
 child.wait()
 """
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_spinning_child_is_seen_held_and_let_go() -> None:
@@ -34,15 +27,15 @@ def test_a_spinning_child_is_seen_held_and_let_go() -> None:
             processes = [psutil.Process(parent.pid), *psutil.Process(parent.pid).children()]
             assert len(processes) == 2 and tree.memory_bytes() > 0
             begin = tree.cpu_s()
-            until(lambda: tree.cpu_s() > begin + 0.05)
+            wait_until(lambda: tree.cpu_s() > begin + 0.05)
             tree.suspend()
             tree.suspend()
-            until(lambda: all(p.status() == psutil.STATUS_STOPPED for p in processes))
+            wait_until(lambda: all(p.status() == psutil.STATUS_STOPPED for p in processes))
             held = tree.cpu_s()
             time.sleep(0.2)
             assert tree.cpu_s() == held
             tree.resume()
-            until(lambda: tree.cpu_s() > held + 0.05)
+            wait_until(lambda: tree.cpu_s() > held + 0.05)
         finally:
             for process in processes:
                 process.kill()

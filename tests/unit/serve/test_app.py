@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from tests.waiting import until_async
 
 from inferloop.backends.http import HttpClient, Response
 from inferloop.backends.protocols import GenerateRequest
@@ -37,6 +38,10 @@ async def client_of(app: Starlette) -> AsyncIterator[HttpClient]:
             yield client
         finally:
             await client.close()
+
+
+async def is_ready(client: HttpClient) -> bool:
+    return (await client.request("GET", "/health/ready")).status == 200
 
 
 async def post(client: HttpClient, path: str, body: dict[str, Any], **headers: str) -> Response:
@@ -246,10 +251,7 @@ async def test_a_bug_is_an_openai_error_with_a_request_id(caplog: pytest.LogCapt
 async def test_every_client_of_a_full_queue_gets_an_answer(stream: bool) -> None:
     script = Script(ttft_ms=500, tpot_ms=1, max_concurrency=1, max_waiting=1)
     async with client_of(make(script)) as client:
-        for _ in range(200):
-            if (await client.request("GET", "/health/ready")).status == 200:
-                break
-            await asyncio.sleep(0.01)
+        await until_async(lambda: is_ready(client))
         body = {"prompt": "x", "max_tokens": 3, "stream": stream}
         answers = await asyncio.gather(*(post(client, "/v1/completions", body) for _ in range(12)))
         statuses = sorted(answer.status for answer in answers)

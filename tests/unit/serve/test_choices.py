@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.protocols import Delta, GenerateRequest, Prompt
@@ -86,14 +87,6 @@ class Served:
         [event] = self.sink.records
         assert isinstance(event, ReplicaEvent)
         return event
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to hold")
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient, Response
@@ -106,14 +107,6 @@ async def served(native: Native) -> AsyncIterator[Callable[..., Any]]:
             return Served(client, runner, generator, app.state.replica, sink)
 
         yield start
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(4000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to hold")
 
 
 def error_of(body: bytes) -> dict[str, Any]:

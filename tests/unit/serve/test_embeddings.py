@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import until
 
 from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient
@@ -93,12 +94,6 @@ async def served(native: Native) -> AsyncIterator[Served]:
             http = HttpClient(url)
             yield Served(http, generator, runner, app.state.replica, sink)
             await http.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110  another side's state
-            await asyncio.sleep(0.005)
 
 
 def truth(ids: list[int]) -> list[float]:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from starlette.types import Message
+from tests.waiting import until
 
 from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient
@@ -66,14 +67,6 @@ class Served:
         await until(lambda: len(self.sink.events) >= num)
         assert len(self.sink.events) == num
         return self.sink.events[-1]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to hold")
 
 
 @contextlib.asynccontextmanager

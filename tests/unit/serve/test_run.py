@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.core.errors import PortInUseError
@@ -76,10 +77,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_request_is_an_abort() -
         await asyncio.sleep(0.05)
         writer.close()
         await writer.wait_closed()
-        for _ in range(200):
-            if sink.records:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: sink.records)
     [event] = sink.records
     assert isinstance(event, ReplicaEvent)
     assert (event.finish_reason, event.error_class, event.status) == ("abort", "disconnect", None)
@@ -108,10 +106,7 @@ async def test_a_full_disk_does_not_touch_answers(tmp_path: Path) -> None:
         body = b'{"model":"m","prompt":"x","max_tokens":1}'
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        for _ in range(200):
-            if sink.num_lost:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: sink.num_lost)
         assert b'inferloop_events_lost_total{model_name="m"} 1.0' in app.state.replica.metrics.render()
         writer.close()
         await writer.wait_closed()

@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Batch
+from tests.waiting import until
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.protocols import Delta, GenerateRequest
@@ -117,12 +118,6 @@ async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
 async def lines(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
     assert file_id is not None
     return [json.loads(line) for line in (await client.files.content(file_id)).text.splitlines()]
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110  another side's state
-            await asyncio.sleep(0.005)
 
 
 async def test_round_trip_through_the_official_client(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""Waiting for what another task, thread or process does. The limit is generous: a starved machine is no failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+PATIENCE_S = 60.0
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Let other tasks run until `holds()` is true. TimeoutError after `PATIENCE_S`."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110  what is awaited has no event of its own
+            await asyncio.sleep(0.005)
+
+
+async def until_async(holds: Callable[[], Awaitable[object]]) -> None:
+    """As `until`, where one has to await to know."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await holds():  # noqa: ASYNC110  as above
+            await asyncio.sleep(0.005)
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    """Block this thread until `holds()` is true. TimeoutError after `PATIENCE_S`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError("it never came to hold")
+        time.sleep(0.005)
