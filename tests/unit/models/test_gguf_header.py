@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -264,6 +265,16 @@ def test_version_2_and_empty_containers_read(tmp_path: Path) -> None:
         ("llama.expert_count", 4, U32(8)),
         ("split.count", 2, struct.pack("<H", 3)),
         ("llama.rope.scaling.type", 8, text(b"longrope")),
+        ("llama.rope.freq_base", 6, struct.pack("<f", 0.0)),
+        ("llama.rope.freq_base", 6, struct.pack("<f", -1e4)),
+        ("llama.rope.freq_base", 6, struct.pack("<f", float("nan"))),
+        ("llama.rope.freq_base", 12, struct.pack("<d", 1e300)),
+        ("llama.rope.scale_linear", 6, struct.pack("<f", 0.0)),
+        ("llama.rope.scaling.factor", 6, struct.pack("<f", -4.0)),
+        ("llama.rope.scaling.factor", 12, struct.pack("<d", 1e-300)),
+        ("llama.rope.scaling.attn_factor", 6, struct.pack("<f", 0.0)),
+        ("llama.rope.scaling.yarn_beta_fast", 6, struct.pack("<f", 0.5)),
+        ("llama.rope.scaling.yarn_beta_slow", 6, struct.pack("<f", -1.0)),
         ("general.architecture", 8, text(b"mamba2")),
         ("tokenizer.ggml.eos_token_id", 5, struct.pack("<i", -1)),
     ],
@@ -284,7 +295,7 @@ def test_a_senseless_value_is_refused(tiny_gguf: Callable[..., Path], key: str, 
     head = container(num_keys=num_keys, keys=keys, num_tensors=len(sound.tensors), tensors=rows)
     head += bytes(-len(head) % 32)
     path.write_bytes(head + path.read_bytes()[data:data_end])
-    with pytest.raises(ModelFileError, match=r"tiny\.gguf"):
+    with pytest.raises(ModelFileError, match=rf"tiny\.gguf: {re.escape(key) if '.rope.' in key else ''}"):
         read_header(path)
 
 

@@ -15,11 +15,12 @@ _MAX_COUNT = 1 << 32
 class Fields:
     """A mapping read key by key; a missing or ill-typed value raises ModelFileError naming the file and the key."""
 
-    def __init__(self, values: Mapping[str, object], file: Path, prefix: str = "") -> None:
-        self._values, self._file, self._prefix = values, file, prefix
+    def __init__(self, values: Mapping[str, object], file: Path, prefix: str = "", *, below: str = "") -> None:
+        """`prefix` is part of every key; `below` is where in the file the mapping stands, for errors alone."""
+        self._values, self._file, self._prefix, self._below = values, file, prefix, below
 
     def fail(self, key: str, problem: str) -> ModelFileError:
-        return ModelFileError(f"{self._file}: {self._prefix}{key} {problem}")
+        return ModelFileError(f"{self._file}: {self._below}{self._prefix}{key} {problem}")
 
     def raw(self, key: str) -> object:
         """The value, or None when absent."""
@@ -36,7 +37,7 @@ class Fields:
             value = {}
         if not isinstance(value, dict):
             raise self.fail(key, "is not an object")
-        return Fields(value, self._file)
+        return Fields(value, self._file, below=f"{self._below}{self._prefix}{key}.")
 
     def refuse(self, *keys: str) -> None:
         """Raises for the first of these that is set, to anything but nothing: its meaning is not computed here."""
@@ -83,6 +84,13 @@ class Fields:
         value = self.real(key, default)
         if value <= 0:
             raise self.fail(key, f"is {value}, not above 0")
+        return value
+
+    def between(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        """A number from `low` to `high`."""
+        value = self.real(key, default)
+        if not low <= value <= high:
+            raise self.fail(key, f"is {value:g}, not from {low:g} to {high:g}")
         return value
 
     def optional_positive(self, key: str) -> float | None:

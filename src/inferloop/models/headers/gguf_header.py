@@ -10,6 +10,7 @@ from pathlib import Path
 
 from inferloop.core.errors import ModelFileError
 from inferloop.core.shape import Experts, ModelShape
+from inferloop.models.headers import rope_ranges as ranges
 from inferloop.models.headers.families import FAMILIES, Family, family_of_gguf
 from inferloop.models.headers.fields import Fields
 from inferloop.models.headers.gguf import GgufFile, GgufTensor, read_gguf_file
@@ -156,13 +157,13 @@ def _experts(file: GgufFile, fields: Fields, num_layers: int) -> Experts:
 def _rope(file: GgufFile, family: Family, shape: ModelShape) -> RopeSpec:
     fields = Fields(file.metadata, file.path, f"{family.gguf_architecture}.rope.")
     kind = fields.text("scaling.type") or "none"
-    factor = fields.real("scaling.factor", fields.real("scale_linear", 1.0))
+    factor = fields.between("scaling.factor", *ranges.FACTOR, fields.between("scale_linear", *ranges.FACTOR, 1.0))
     if fields.raw("scaling.type") is None and factor != 1.0:
         kind = "linear"
     kinds: dict[str, RopeKind] = {"none": "none", "linear": "linear", "yarn": "yarn"}
-    if kind not in kinds or factor <= 0:
+    if kind not in kinds:
         raise fields.fail("scaling.type", f"{kind!r} with factor {factor} is not supported")
-    attention = fields.real("scaling.attn_factor", 1.0)
+    attention = fields.between("scaling.attn_factor", *ranges.ATTENTION, 1.0)
     dim = fields.count("dimension_count", default=shape.head_dim)
     if dim > shape.head_dim or dim % 2:
         raise fields.fail("dimension_count", f"is {dim}, of heads of {shape.head_dim}")
@@ -171,17 +172,21 @@ def _rope(file: GgufFile, family: Family, shape: ModelShape) -> RopeSpec:
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None and factors.shape != (dim // 2,):
         raise ModelFileError(f"{file.path}: tensor {factors.name} has shape {factors.shape}, not {(dim // 2,)}")
-    return RopeSpec(
-        theta=fields.real("freq_base", 10000.0),
+    spec = RopeSpec(
+        theta=fields.between("freq_base", *ranges.THETA, 10000.0),
         dim=dim,
         kind=kinds[kind],
         factor=factor,
         original_context_length=fields.count("scaling.original_context_length", shape.context_length),
-        beta_fast=fields.real("scaling.yarn_beta_fast", 32.0),
-        beta_slow=fields.real("scaling.yarn_beta_slow", 1.0),
+        beta_fast=fields.between("scaling.yarn_beta_fast", *ranges.BAND, 32.0),
+        beta_slow=fields.between("scaling.yarn_beta_slow", *ranges.BAND, 1.0),
         attention_factor=attention * (0.1 * math.log(factor) + 1.0) if kind == "yarn" else None,
         factors_tensor=None if factors is None else factors.name,
     )
+    if spec.beta_slow > spec.beta_fast:
+        problem = f"is {spec.beta_fast:g}, less than scaling.yarn_beta_slow, {spec.beta_slow:g}"
+        raise fields.fail("scaling.yarn_beta_fast", problem)
+    return spec
 
 
 def _tensors(file: GgufFile, family: Family, shape: ModelShape) -> dict[str, TensorInfo]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferloop.core.shape import ModelShape
+from inferloop.models.headers import rope_ranges as ranges
 from inferloop.models.headers.fields import Fields
 from inferloop.models.headers.structure import RopeKind, RopeSpec
 
@@ -45,25 +46,29 @@ def read_rope(fields: Fields, shape: ModelShape, rope: Fields | None = None, *, 
     if unread:
         raise fields.fail("rope_scaling", f"has {unread[0]}, which is not supported")
     kind = _KINDS[name]
-    factor = rope.real("factor", 1.0 if kind == "none" else None)
-    if factor <= 0:
-        raise fields.fail("rope_scaling", f"has the factor {factor}")
-    partial = rope.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0))
+    factor = rope.between("factor", *ranges.FACTOR, 1.0 if kind == "none" else None)
+    partial = rope.between("partial_rotary_factor", 0, 1, fields.between("partial_rotary_factor", 0, 1, 1.0))
     dim = int(shape.head_dim * partial)
-    if not 0 < dim <= shape.head_dim or dim % 2:
+    if not dim or dim % 2 or (dim == 2 and kind == "dynamic"):  # whose stretch has dim - 2 for a divisor
         raise fields.fail("partial_rotary_factor", f"gives {dim} rotated dimensions of {shape.head_dim}")
     original = rope.count("original_max_position_embeddings", shape.context_length)
     if kind == "dynamic":  # stretches what is longer than max_position_embeddings, whatever else is said
         original = shape.context_length
-    return RopeSpec(
-        theta=rope.real("rope_theta", fields.real("rope_theta", theta)),
+    has_attention = rope.raw("attention_factor") is not None
+    spec = RopeSpec(
+        theta=rope.between("rope_theta", *ranges.THETA, fields.between("rope_theta", *ranges.THETA, theta)),
         dim=dim,
         kind=kind,
         factor=factor,
         original_context_length=original,
-        low_freq_factor=rope.real("low_freq_factor", 1.0),
-        high_freq_factor=rope.real("high_freq_factor", 4.0),
-        beta_fast=rope.real("beta_fast", 32.0),
-        beta_slow=rope.real("beta_slow", 1.0),
-        attention_factor=rope.real("attention_factor") if rope.raw("attention_factor") is not None else None,
+        low_freq_factor=rope.between("low_freq_factor", *ranges.BAND, 1.0),
+        high_freq_factor=rope.between("high_freq_factor", *ranges.BAND, 4.0),
+        beta_fast=rope.between("beta_fast", *ranges.BAND, 32.0),
+        beta_slow=rope.between("beta_slow", *ranges.BAND, 1.0),
+        attention_factor=rope.between("attention_factor", *ranges.ATTENTION) if has_attention else None,
     )
+    if spec.low_freq_factor >= spec.high_freq_factor:
+        raise rope.fail("high_freq_factor", f"is {spec.high_freq_factor:g}, not above {spec.low_freq_factor:g}")
+    if spec.beta_slow > spec.beta_fast:
+        raise rope.fail("beta_fast", f"is {spec.beta_fast:g}, less than beta_slow, {spec.beta_slow:g}")
+    return spec

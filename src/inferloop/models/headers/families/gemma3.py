@@ -11,6 +11,7 @@ from inferloop.models.headers.families.gemma2 import gguf_query_scale
 from inferloop.models.headers.families.windows import alternating, by_layer_type
 from inferloop.models.headers.fields import Fields
 from inferloop.models.headers.rope_config import read_rope
+from inferloop.models.headers.rope_ranges import THETA
 from inferloop.models.headers.structure import RopeSpec, Structure
 
 _PATTERN = 6
@@ -28,7 +29,7 @@ def _config(fields: Fields, shape: ModelShape) -> tuple[RopeSpec, Structure]:
         local = read_rope(fields, shape, both.within("sliding_attention"), theta=_LOCAL_THETA)
     else:
         rope = read_rope(fields, shape, theta=1e6)
-        local = _local(fields.positive("rope_local_base_freq", _LOCAL_THETA), shape)
+        local = _local(fields.between("rope_local_base_freq", *THETA, _LOCAL_THETA), shape)
     return rope, Structure(
         windows=by_layer_type(fields, shape, is_local=lambda i: (i + 1) % pattern != 0),
         local_rope=local,
@@ -48,7 +49,7 @@ def _gguf(fields: Fields, shape: ModelShape, rope: RopeSpec) -> Structure:
     fields.refuse("attn_logit_softcapping")
     return Structure(
         windows=alternating(fields, shape, _PATTERN),
-        local_rope=_local(fields.positive("rope.freq_base_swa", _LOCAL_THETA), shape),
+        local_rope=_local(fields.between("rope.freq_base_swa", *THETA, _LOCAL_THETA), shape),
         query_scale=gguf_query_scale(shape, _LAYERS_OF_27B),
         final_softcap=fields.optional_positive("final_logit_softcapping"),
         embedding_scale=math.sqrt(shape.hidden_size),
