@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
+
+from inferloop.backends.http import HttpClient
 
 PATIENCE_S = 60.0
 
@@ -30,3 +33,13 @@ def wait_until(holds: Callable[[], object]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("it never came to hold")
         time.sleep(0.005)
+
+
+async def until_idle(client: HttpClient) -> dict[str, Any]:
+    """Until the server answers nobody any more, and computes nothing; what its /health/progress tells then."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            told: dict[str, Any] = await client.get_json("/health/progress", timeout_s=PATIENCE_S)
+            if told["running"] == told["waiting"] == told["in_flight"] == 0:
+                return told
+            await asyncio.sleep(0.005)

@@ -6,15 +6,27 @@ import json
 import signal
 import subprocess
 import sys
-import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.waiting import PATIENCE_S, wait_until
 
 from inferloop.models.resolve import ModelFiles
 
 BATCH = [sys.executable, "-m", "inferloop", "batch"]
+SLOW = """
+from inferloop.backends import serve_process
+launch_spec = serve_process.launch_spec
+serve_process.launch_spec = lambda model, options, **more: launch_spec(model, {**options, "script": SCRIPT}, **more)
+from inferloop.__main__ import main
+main()
+"""
+"""The command with a script that takes minutes for a row of more than one token."""
+NUM_SHORT, NUM_LONG, LONG = 20, 40, 150
 
 
 def write(path: Path, *bodies: dict[str, Any]) -> Path:
@@ -29,19 +41,49 @@ def write(path: Path, *bodies: dict[str, Any]) -> Path:
 
 def run(file: Path, output: Path, target: str = "scripted", *flags: str) -> subprocess.CompletedProcess[str]:
     command = [*BATCH, str(file), "--target", target, "--output", str(output), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def ids(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
-def wait_for_answers(folder: Path) -> None:
-    """Until the server launched for out.jsonl has recorded some."""
-    database = folder / "out.jsonl.batch" / "jobs" / "batches.sqlite-wal"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (database.exists() and database.stat().st_size > 60_000):
-        time.sleep(0.02)
+def some_short(tmp_path: Path) -> Path:
+    lengths = [1] * NUM_SHORT + [LONG] * NUM_LONG
+    bodies = [{"prompt": str(i), "max_tokens": num, "ignore_eos": True} for i, num in enumerate(lengths)]
+    return write(tmp_path / "in.jsonl", *bodies)
+
+
+@contextmanager
+def half_done(file: Path, output: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """A run that has answered the short rows, and will not soon have answered another one; and the server that it has
+    launched."""
+    program = SLOW.replace("SCRIPT", repr(["tpot_ms=60000"]))
+    words = ["batch", str(file), "--target", "scripted", "--output", str(output)]
+    with subprocess.Popen([sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: (server := server_of(process)) is not None and num_answered(server) == NUM_SHORT)
+            server = server_of(process)
+            assert server is not None
+            yield process, server
+        finally:
+            process.kill()
+
+
+def server_of(process: subprocess.Popen[str]) -> psutil.Process | None:
+    found = [p for p in psutil.Process(process.pid).children(recursive=True) if p.cmdline()[3:4] == ["serve"]]
+    return found[0] if found else None
+
+
+def num_answered(server: psutil.Process) -> int:
+    words = server.cmdline()
+    url = f"http://127.0.0.1:{words[words.index('--port') + 1]}"
+    try:
+        with urllib.request.urlopen(f"{url}/v1/batches", timeout=PATIENCE_S) as answer:
+            batches = json.load(answer)["data"]
+    except OSError:
+        return 0
+    return sum(batch["request_counts"]["completed"] for batch in batches)
 
 
 def test_failed_rows_are_told_apart_and_only_they_are_tried_again(tmp_path: Path) -> None:
@@ -72,39 +114,29 @@ def test_a_wrong_file_is_told_line_by_line_and_nothing_runs(tmp_path: Path) -> N
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    bodies = [{"prompt": str(i), "max_tokens": 150, "ignore_eos": True} for i in range(100)]
-    file, output = write(tmp_path / "in.jsonl", *bodies), tmp_path / "out.jsonl"
-    command = [*BATCH, str(file), "--target", "scripted", "--output", str(output)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for_answers(tmp_path)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    file, output = some_short(tmp_path), tmp_path / "out.jsonl"
+    with half_done(file, output) as (process, _):
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=2 * PATIENCE_S)
     assert process.returncode == 130
     assert f"to go on: inferloop batch {file} --target scripted --output {output}" in told and not output.exists()
     done = run(file, output, "scripted", "--json")
     summary = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
-    assert (summary["completed"], summary["output_tokens"]) == (100, 15_000)
-    assert ids(output) == [f"c{i}" for i in range(100)]
+    num_rows = NUM_SHORT + NUM_LONG
+    assert (summary["completed"], summary["output_tokens"]) == (num_rows, NUM_SHORT + NUM_LONG * LONG)
+    assert ids(output) == [f"c{i}" for i in range(num_rows)]
     assert not (tmp_path / "out.jsonl.batch").exists()
 
 
 def test_a_server_that_is_killed_costs_no_answer(tmp_path: Path) -> None:
-    bodies = [{"prompt": str(i), "max_tokens": 150, "ignore_eos": True} for i in range(60)]
-    file, output = write(tmp_path / "in.jsonl", *bodies), tmp_path / "out.jsonl"
-    command = [*BATCH, str(file), "--target", "scripted", "--output", str(output)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for_answers(tmp_path)
-    [server] = [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "serve" in child.cmdline() and "guard" not in " ".join(child.cmdline())
-    ]
-    server.kill()
-    _, told = process.communicate(timeout=60)
+    file, output = some_short(tmp_path), tmp_path / "out.jsonl"
+    with half_done(file, output) as (process, server):
+        server.kill()
+        _, told = process.communicate(timeout=2 * PATIENCE_S)
     assert process.returncode == 3 and "Traceback" not in told
     assert f"To go on: inferloop batch {file} --target scripted --output {output}" in told
-    assert run(file, output).returncode == 0 and ids(output) == [f"c{i}" for i in range(60)]
+    assert run(file, output).returncode == 0 and ids(output) == [f"c{i}" for i in range(NUM_SHORT + NUM_LONG)]
 
 
 def test_an_output_of_other_rows_is_refused(tmp_path: Path) -> None:

@@ -9,18 +9,20 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
 import pytest
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until, until_idle
 
 from inferloop.backends.http import HttpClient, HttpError, Response
 from inferloop.backends.protocols import LaunchSpec
 from inferloop.backends.serve_process import launch_spec
+from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import LaunchError, PortInUseError
+from inferloop.core.units import NS_PER_S
 from inferloop.fleet.act.ports import bind_listener
 from inferloop.fleet.act.supervise import Fleet, FleetConfig
 from inferloop.fleet.decide.life import Stop
@@ -29,25 +31,35 @@ from inferloop.records.event import GatewayEvent
 from inferloop.records.sink import JsonlSink
 
 CHAT = "/v1/chat/completions"
-POLICY = ReplicaPolicy(
-    backoff_base_s=0.05, progress_window_s=1.0, unready_after_s=0.5, hang_window_s=3.0, kill_grace_s=0.2
-)
+POLICY = ReplicaPolicy(backoff_base_s=0.05, kill_grace_s=0.2)
+HELD = 'while [ -e "$0" ]; do sleep 0.02; done; exec "$@"'
+"""What a shell makes of a file and a command: it waits until there is no such file."""
 
 
 def scripted(**script: object) -> LaunchSpec:
     pairs = [f"{key}={value}" for key, value in script.items()]
     options = {"script": pairs, "replica": "{replica}"}
-    return launch_spec("demo", options, backend="scripted", drain_timeout_s=10.0)
+    return launch_spec("demo", options, backend="scripted", drain_timeout_s=60.0)
+
+
+class AdvancingClock(RealClock):
+    """Real time, and what was skipped of it."""
+
+    def __init__(self) -> None:
+        self.skipped_ns = 0
+
+    def now_ns(self) -> int:
+        return super().now_ns() + self.skipped_ns
 
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, num_replicas: int, spec: LaunchSpec, **config: Any
+    tmp_path: Path, num_replicas: int, spec: LaunchSpec, *, clock: Clock | None = None, probe_period_s: float = 0.1
 ) -> AsyncIterator[tuple[Fleet, HttpClient]]:
     before = set(psutil.Process().children(recursive=True))
-    settings = FleetConfig(tmp_path / "logs", probe_period_s=0.1, policy=POLICY, **config)
+    settings = FleetConfig(tmp_path / "logs", probe_period_s=probe_period_s, probe_timeout_s=PATIENCE_S, policy=POLICY)
     sink = JsonlSink(tmp_path / "gateway.jsonl")
-    async with Fleet(spec, settings, sink=sink) as fleet:
+    async with Fleet(spec, settings, sink=sink, clock=clock) as fleet:
         await fleet.start(num_replicas)
         client = HttpClient(fleet.url)
         yield fleet, client
@@ -63,7 +75,8 @@ def body(max_tokens: int = 8, *, stream: bool = True, content: str = "Hello") ->
 
 
 async def chat(client: HttpClient, data: bytes) -> Response:
-    return await client.request("POST", CHAT, body=data, headers=[("content-type", "application/json")], timeout_s=30)
+    headers = [("content-type", "application/json")]
+    return await client.request("POST", CHAT, body=data, headers=headers, timeout_s=2 * PATIENCE_S)
 
 
 def events(tmp_path: Path) -> list[GatewayEvent]:
@@ -78,10 +91,16 @@ def pid_of(fleet: Fleet, replica_id: str) -> int:
 
 
 async def test_64_at_once_are_balanced_counted_and_leave_one_event_each(tmp_path: Path) -> None:
-    async with running(tmp_path, 2, scripted(ttft_ms=300, tpot_ms=1, max_concurrency=64)) as (fleet, client):
+    spec = scripted(ttft_ms=1, tpot_ms=1, max_concurrency=64)
+    async with running(tmp_path, 2, spec, probe_period_s=PATIENCE_S) as (fleet, client):
+        engines = [psutil.Process(pid_of(fleet, replica_id)) for replica_id in ("r0", "r1")]
+        for engine in engines:
+            engine.suspend()  # none is answered before all are there
         asking = [asyncio.create_task(chat(client, body(stream=i % 2 == 0))) for i in range(64)]
         await until(lambda: fleet.status().num_in_flight == 64)
         assert [r.in_flight for r in fleet.status().replicas] == [32, 32]
+        for engine in engines:
+            engine.resume()
         responses = await asyncio.gather(*asking)
         texts = [await response.read() for response in responses]
         assert {response.status for response in responses} == {200}
@@ -110,30 +129,33 @@ async def test_kill_9_in_the_middle_of_a_stream(tmp_path: Path) -> None:
         for _ in range(5):
             answer = await chat(client, body())
             assert answer.status == 200 and b"[DONE]" in await answer.read()
-        await until(lambda: fleet.status().num_ready == 2)
-        assert {r.replica_id: r.num_restarts for r in fleet.status().replicas}[victim] == 1
-        assert fleet.status().num_in_flight == 0
+        await until(lambda: {r.replica_id: r.num_restarts for r in fleet.status().replicas}[victim] == 1)
+        await until(lambda: fleet.status().num_ready == 2 and fleet.status().num_in_flight == 0)
 
 
 async def test_all_replicas_killed_is_503_until_they_are_back(tmp_path: Path) -> None:
-    async with running(tmp_path, 2, scripted(ttft_ms=1, tpot_ms=1)) as (fleet, client):
+    held, spec = tmp_path / "held", scripted(ttft_ms=1, tpot_ms=1)
+    spec = replace(spec, argv=("sh", "-c", HELD, str(held), *spec.argv))
+    async with running(tmp_path, 2, spec) as (fleet, client):
+        held.touch()  # nobody is back before both are gone
         for replica_id in ("r0", "r1"):
             os.kill(pid_of(fleet, replica_id), signal.SIGKILL)
         await until(lambda: fleet.status().num_ready == 0)
         response = await chat(client, body())
         assert (response.status, response.header("retry-after")) == (503, "1")
+        held.unlink()
         await until(lambda: fleet.status().num_ready == 2)
         assert (await chat(client, body())).status == 200
 
 
 async def test_callers_who_leave_return_in_flight_to_zero_and_free_the_replica(tmp_path: Path) -> None:
-    async with running(tmp_path, 2, scripted(ttft_ms=300, tpot_ms=50)) as (fleet, client):
+    async with running(tmp_path, 2, scripted(ttft_ms=300, tpot_ms=100)) as (fleet, client):
         asking = [asyncio.create_task(chat(client, body(10_000))) for _ in range(16)]
         await until(lambda: fleet.status().num_in_flight == 16)
         for task in asking[:8]:
             task.cancel()
         streams = await asyncio.gather(*asking[8:])
-        assert fleet.status().num_in_flight == 8
+        await until(lambda: fleet.status().num_in_flight == 8)
         for stream in streams:
             stream.abort()
         await until(lambda: fleet.status().num_in_flight == 0)
@@ -142,9 +164,7 @@ async def test_callers_who_leave_return_in_flight_to_zero_and_free_the_replica(t
         for url in urls:
             assert url is not None
             replica = HttpClient(url)
-            async with asyncio.timeout(10):
-                while (await replica.get_json("/health/progress"))["in_flight"]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            await until_idle(replica)
             await replica.close()
     assert {row.error_class for row in events(tmp_path)} == {"disconnect"}
 
@@ -162,13 +182,24 @@ async def test_30_oversize_prompts_harm_nobody(tmp_path: Path) -> None:
 
 async def test_a_healthy_endpoint_before_a_dead_engine_is_replaced_once(tmp_path: Path) -> None:
     spec = scripted(ttft_ms=1, tpot_ms=1, error_rate=1.0, error_kind="stall", error_after_tokens=4)
-    async with running(tmp_path, 1, spec) as (fleet, client):
+    clock = AdvancingClock()
+    async with running(tmp_path, 1, spec, clock=clock) as (fleet, client):
         response = await chat(client, body(100))
-        text = await response.read()
+        pieces = response.pieces()
+        text = (await anext(pieces))[1]
+
+        def stops() -> list[Stop]:
+            return [d for _, d in fleet.status().recent if isinstance(d, Stop)]
+
+        def given_up() -> bool:
+            clock.skipped_ns += NS_PER_S  # for what the policy allows a replica, nobody waits here
+            return bool(stops())
+
+        await until(given_up)
+        text += b"".join([data async for _, data in pieces])
         assert b'"replica_failed"' in text
         await until(lambda: fleet.status().num_ready == 1)
-        stops = [d for _, d in fleet.status().recent if isinstance(d, Stop)]
-        assert len(stops) == 1 and "no step for" in stops[0].why
+        assert len(stops()) == 1 and "no step for" in stops()[0].why
         assert fleet.status().replicas[0].num_restarts == 1
 
 
@@ -177,7 +208,7 @@ async def test_draining_one_replica_lets_its_stream_finish(tmp_path: Path) -> No
         response = await chat(client, body(60))
         busy = response.header("x-inferloop-replica")
         assert busy is not None
-        removing = asyncio.gather(*(fleet.remove_replica(busy, 30) for _ in range(2)))
+        removing = asyncio.gather(*(fleet.remove_replica(busy, PATIENCE_S) for _ in range(2)))
         await until(lambda: fleet.status().num_ready == 1)
         others = [await chat(client, body(2)) for _ in range(6)]
         assert {r.header("x-inferloop-replica") for r in others} == {"r0", "r1"} - {busy}
@@ -192,7 +223,7 @@ async def test_draining_one_replica_lets_its_stream_finish(tmp_path: Path) -> No
 async def test_stopping_the_fleet_lets_a_stream_finish(tmp_path: Path) -> None:
     async with running(tmp_path, 1, scripted(ttft_ms=5, tpot_ms=10)) as (fleet, client):
         response = await chat(client, body(60))
-        stopping = [asyncio.create_task(fleet.stop(30)) for _ in range(2)]
+        stopping = [asyncio.create_task(fleet.stop(PATIENCE_S)) for _ in range(2)]
         assert b"[DONE]" in await response.read()
         await asyncio.gather(*stopping)
         with pytest.raises(HttpError):
@@ -201,7 +232,8 @@ async def test_stopping_the_fleet_lets_a_stream_finish(tmp_path: Path) -> None:
 
 async def test_cancelling_a_start_leaves_nothing(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
-    fleet = Fleet(scripted(), FleetConfig(tmp_path))
+    never = LaunchSpec("test", (sys.executable, "-c", "import time; time.sleep(600)"), "none")
+    fleet = Fleet(never, FleetConfig(tmp_path))
     starting = asyncio.create_task(fleet.start(2))
     await until(lambda: all(r.pid for r in fleet.status().replicas) and len(fleet.status().replicas) == 2)
     starting.cancel()
@@ -225,11 +257,11 @@ async def test_cancelling_a_stop_kills_even_the_stubborn(tmp_path: Path) -> None
     )
     await fleet.start(1)
     stopping = asyncio.create_task(fleet.stop())
-    await asyncio.sleep(0.5)
+    await until(lambda: any(isinstance(d, Stop) for _, d in fleet.status().recent))
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
-    await asyncio.wait_for(fleet.stop(), 5)
+    await asyncio.wait_for(fleet.stop(), PATIENCE_S)
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -278,6 +310,6 @@ def test_a_fleet_whose_owner_dies_leaves_no_orphan(tmp_path: Path, number: signa
         tree = psutil.Process(owner.pid).children(recursive=True)
         assert len(tree) == 4, "two guards, two engines"
         owner.send_signal(number)
-        owner.wait(20)
-    _, alive = psutil.wait_procs(tree, timeout=10)
+        owner.wait(PATIENCE_S)
+    _, alive = psutil.wait_procs(tree, timeout=PATIENCE_S)
     assert not alive

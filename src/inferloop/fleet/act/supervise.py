@@ -43,7 +43,7 @@ from inferloop.records.sink import Sink
 
 log = logging.getLogger(__name__)
 _TICK_S = 0.1
-_KILL_TIMEOUT_S = 5.0
+_KILL_TIMEOUT_S = 30.0
 _NUM_RECENT = 100
 
 
