@@ -61,7 +61,7 @@ _MOST_SETTLING = 0.25
 
 
 class Measurer:
-    """Owns the levels measured so far, in order. `answer_s` and `burst_span_qps` are learned from serial and burst."""
+    """Owns the levels measured so far, in order. `answer_s` is learned from serial."""
 
     def __init__(
         self,
@@ -84,8 +84,6 @@ class Measurer:
         self.floor = math.ceil(min_samples(max(quantiles, default=0.95)) * _SPARE)
         self.answer_s = 1.0
         """How long an answer takes when it is alone; measured by the serial point."""
-        self.burst_span_qps = 0.0
-        """What a burst completed over its whole span, filling and draining included: a cautious first rate."""
 
     @property
     def lead_s(self) -> float:
@@ -116,9 +114,6 @@ class Measurer:
         result, measured = await self._drive(name, mode, planned, options, num_warmup)
         if mode == "serial" and measured:
             self.answer_s = max(0.01, sum(t.t_end_ns - t.t_send_ns for t in measured) / len(measured) / NS_PER_S)
-        if mode == "burst" and measured:
-            span_ns = max(t.t_end_ns for t in measured) - min(t.t_send_ns for t in measured)
-            self.burst_span_qps = sum(t.ok for t in measured) * NS_PER_S / max(1, span_ns)
         return self._point(name, "bracket", mode, None, planned, result, measured, workload, start_ns)
 
     async def peak(self, qps: float) -> BenchPoint:

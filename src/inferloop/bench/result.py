@@ -130,16 +130,15 @@ def _rate(offered_qps: float, arrival_qps: float | None, slo: SloVerdict) -> flo
 
 
 def saturated(points: Sequence[BenchPoint]) -> Capacity:
-    """Capacity of a service that declares no objective: the most it completes. Answers that start together end late
-    and close together, so their completions alone would tell too much; no more end than their tokens allow."""
+    """Capacity of a service that declares no objective: the most it completes."""
     burst = next((p.summary for p in points if p.mode == "burst" and not p.void), None)
     if burst is None or not burst.achieved_qps:
         return Capacity(0.0, 0.0, None, "none", True, "nothing completed in the burst")
     qps = burst.achieved_qps
-    num_ok = burst.num_requests - sum(burst.errors["by_class"].values())
-    if burst.output_tok_s and burst.num_output_tokens:
-        qps = min(qps, burst.output_tok_s * num_ok / burst.num_output_tokens)
-    return Capacity(qps, qps, None, "saturated", True, "no objective is declared: the rate at which a burst completed")
+    why = "no objective is declared: the rate at which a burst completed"
+    if burst.achieved_basis == "in flight":
+        why += f"; all of it was in flight at once ({burst.num_requests}), and more may be completed of more"
+    return Capacity(qps, qps, None, "saturated", True, why)
 
 
 def describe(point: BenchPoint) -> str:

@@ -203,9 +203,8 @@ class _Bench:
         serial_qps, burst_qps = serial.summary.achieved_qps, burst.summary.achieved_qps
         if not serial_qps or not burst_qps:
             return
-        first_qps = FIRST_SHARE * min(burst_qps, m.burst_span_qps or burst_qps)
         limits = Limits(
-            *(serial_qps, burst_qps, first_qps, self._options.num_points, m.floor, m.overhead_s),
+            *(serial_qps, burst_qps, FIRST_SHARE * burst_qps, self._options.num_points, m.floor, m.overhead_s),
             search_s=m.left_s - reserve_s,
             tail=1 - max(o.quantile for o in self._contract.slo.objectives),
         )

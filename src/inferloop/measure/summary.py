@@ -12,12 +12,13 @@ import numpy as np
 from inferloop.core.digest import plain
 from inferloop.core.units import NS_PER_MS, NS_PER_S
 from inferloop.measure.bootstrap import BlockBootstrap, Interval
-from inferloop.measure.columns import ABSENT, OK, Columns, Floats, Ints
-from inferloop.measure.latency import INTERVAL_CONFIDENCE, Latency
+from inferloop.measure.columns import ABSENT, OK, Columns, Ints
+from inferloop.measure.latency import Latency
 from inferloop.measure.samples import CENSORED, METRICS, Requests, Samples, collect, concerns_service, is_failure
 from inferloop.measure.sessions import session_samples, sessions
 from inferloop.measure.steady import SteadyStart, steady_start
 from inferloop.measure.stutter import Stutter, stutter
+from inferloop.measure.throughput import achieved_interval, achieved_rate
 from inferloop.measure.timing import RequestTiming
 
 __all__ = [
@@ -33,9 +34,6 @@ __all__ = [
 
 Mode = Literal["serial", "burst", "open", "closed"]
 _RESPONSE = ("ttft_ms", "ttfat_ms", "ttlt_ms")
-_RATE_CELLS = 64
-"""Of equal length, that the time of the completions is cut into for their rate's interval."""
-_STEADY_SHARE = 0.5  # completions must span this share of the run for their slope to be a steady rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class PointSummary:
     the response latencies from the intended instant; these, the schedule delay and the arrival rate are None in closed
     loops. `session_ms` is None without sessions.
 
-    `achieved_basis` is completions | span: the second counts filling and draining too, a lower bound.
+    `achieved_basis` is completions | span | in flight, see measure.throughput.
     """
 
     mode: Mode
@@ -105,7 +103,7 @@ def summarize(requests: Sequence[RequestTiming], *, mode: Mode, offered_qps: flo
     whole = session_samples(requests)
     steady = steady_start(c)
     ttft = collect("ttft_ms", c)
-    qps, basis = _achieved(c)
+    qps, basis = achieved_rate(c)
     good = c.status[c.owner] == OK
     return PointSummary(
         mode=mode,
@@ -128,7 +126,7 @@ def summarize(requests: Sequence[RequestTiming], *, mode: Mode, offered_qps: flo
         if whole.num_total
         else None,
         tokens_per_chunk=float(c.chunk_n[good].mean()) if good.any() else None,
-        achieved_interval=_achieved_interval(c) if basis == "completions" else None,
+        achieved_interval=achieved_interval(c),
         steady=steady,
         steady_ttft_ms=Latency.of(ttft.owned_by(c.send >= (steady.t_ns or 0)), bootstrap),
         **latencies,
@@ -141,11 +139,6 @@ def arrival_rate(requests: Requests) -> float | None:
     c = Columns.of(requests)
     due = c.intended[c.intended != ABSENT]
     return _rate(due)
-
-
-def achieved_rate(requests: Requests) -> tuple[float | None, str]:
-    """(successful completions per second, "completions" | "span"); None when nothing completed."""
-    return _achieved(Columns.of(requests))
 
 
 def token_rate(requests: Requests) -> float | None:
@@ -161,29 +154,6 @@ def token_rate(requests: Requests) -> float | None:
 def _rate(times: Ints) -> float | None:
     span = int(times.max() - times.min()) if len(times) else 0
     return (len(times) - 1) * NS_PER_S / span if span > 0 else None
-
-
-def _achieved(c: Columns) -> tuple[float | None, str]:
-    done = c.end[c.status == OK]
-    if not len(done):
-        return None, "completions"
-    span = int(done.max() - c.send.min())
-    if len(done) > 1 and span > 0 and done.max() - done.min() >= _STEADY_SHARE * span:
-        return _rate(done), "completions"
-    return (len(done) * NS_PER_S / span if span > 0 else None), "span"
-
-
-def _achieved_interval(c: Columns) -> Interval | None:
-    """Of completions in equal cells of the time between the first and the last."""
-    done = np.sort(c.end[c.status == OK])
-    num_cells = min(_RATE_CELLS, len(done) - 1)
-    edges = np.linspace(done[0], done[-1], num_cells + 1) if num_cells > 0 else np.zeros(1)
-    bootstrap = BlockBootstrap.of(edges[:-1].astype(np.int64))
-    if bootstrap is None:
-        return None
-    counts: Floats = np.histogram(done[1:], edges)[0].astype(np.float64)
-    seconds = np.full(num_cells, (done[-1] - done[0]) / NS_PER_S / num_cells)
-    return bootstrap.interval(bootstrap.ratio(counts, seconds), INTERVAL_CONFIDENCE)
 
 
 def count_errors(requests: Sequence[RequestTiming]) -> dict[str, Any]:

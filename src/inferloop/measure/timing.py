@@ -34,7 +34,8 @@ DEFINITIONS = {
     "tokens_per_chunk": "tokens / chunks of the successful requests",
     "goodput": "requests that succeeded and kept every latency limit / requests offered",
     "goodput_qps": "goodput x arrival rate; in a closed loop good requests / (last end - first send)",
-    "achieved_qps": "(completions - 1) / (last - first completion) if these span half the run, else completions / span",
+    "achieved_qps": "slope of the count of completions over time (least squares) up to the last send, or of all where "
+    "most end later; at least (completions - 1) / (last end - first send), at most most in flight / mean time of one",
     "arrival_qps": "(requests - 1) / (last - first intended instant)",
     "output_tok_s": "tokens after the first token instant / (last - first token instant), all requests together",
 }

@@ -250,5 +250,5 @@ def test_the_filling_of_a_pipeline_is_no_capacity() -> None:
     for i in range(81):
         end = round((20.0 + 0.5 * i) * NS_PER_S)
         flood.append(RequestTiming("r", None, 0, 0, end, (Chunk(end, 1),), 10, 1))
-    assert achieved_rate(flood) == (2.0, "completions")
-    assert summarize(flood, mode="burst").as_json()["achieved_qps"] == 2.0
+    assert achieved_rate(flood)[0] == pytest.approx(2.0)
+    assert summarize(flood, mode="burst").as_json()["achieved_qps"] == pytest.approx(2.0)

@@ -38,17 +38,15 @@ def burst(requests: list[RequestTiming]) -> BenchPoint:
     return BenchPoint("burst", "burst", None, summarize(requests, mode="burst"), slo, (), (), 0, 1.0)
 
 
-def test_a_batch_that_starts_together_completes_no_faster_than_its_tokens_come() -> None:
-    """Ten answers of 10, 20 .. 100 tokens side by side, a token of each every 10 ms: nothing ends before 100 ms, so
-    completions alone would make it 10 per second; 550 tokens in a second are work for less."""
+def test_a_burst_that_fits_at_once_tells_of_no_more_than_that() -> None:
+    """Ten answers that start together and end after 0.9 to 1 s: their completions alone would be 90 a second."""
     requests = []
-    for i in range(1, 11):
-        chunks = tuple(Chunk((k + 1) * 10 * NS_PER_MS, 1) for k in range(10 * i))
-        requests.append(RequestTiming("r", None, 0, None, chunks[-1].t_ns, chunks, 10, 10 * i))
-    summary = burst(requests).summary
-    assert summary.achieved_qps == pytest.approx(10.0)
-    assert summary.output_tok_s == pytest.approx(540 / 0.99)
-    assert saturated([burst(requests)]).qps == pytest.approx(540 / 0.99 / 55)
+    for i in range(10):
+        end_ns = (900 + 10 * i) * NS_PER_MS
+        requests.append(RequestTiming("r", None, 0, None, end_ns, (Chunk(end_ns, 1),), 10, 1))
+    found = saturated([burst(requests)])
+    assert found.qps == pytest.approx(10 / 0.945)
+    assert "all of it was in flight at once" in found.reason
 
 
 def test_a_filling_pipeline_is_not_held_against_the_capacity() -> None:
@@ -56,5 +54,6 @@ def test_a_filling_pipeline_is_not_held_against_the_capacity() -> None:
     for i in range(81):
         end = Chunk(20 * NS_PER_S + i * NS_PER_S // 2, 1)
         requests.append(RequestTiming("r", None, 0, None, end.t_ns, (end,), 10, 1))
-    assert saturated([burst(requests)]).qps == pytest.approx(2.0)
+    found = saturated([burst(requests)])
+    assert found.qps == pytest.approx(2.0) and "at once" not in found.reason
     assert saturated([]).method == "none"

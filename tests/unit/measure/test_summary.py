@@ -11,7 +11,7 @@ from inferloop.measure import little, timing
 from inferloop.measure.invariants import violations
 from inferloop.measure.quantiles import quantile
 from inferloop.measure.samples import collect
-from inferloop.measure.summary import achieved_rate, summarize, token_rate
+from inferloop.measure.summary import summarize, token_rate
 from inferloop.measure.timing import Chunk, RequestTiming
 
 
@@ -68,20 +68,6 @@ def test_chunks_of_several_tokens_are_not_tokens() -> None:
     assert timing.itl_ms(r) == [10.0] * 12
     itl = summarize([r] * 20, mode="serial").itl_ms
     assert itl.p50 == 10.0
-
-
-def test_filling_pipeline_is_not_throughput() -> None:
-    flood = [request(0.0, 20.0 + 0.5 * i, 20.0 + 0.5 * i) for i in range(81)]
-    rate, basis = achieved_rate(flood)
-    assert rate == pytest.approx(2.0)
-    assert basis == "completions"
-
-
-def test_completions_bunched_at_the_end_do_not_make_an_infinite_rate() -> None:
-    bunch = [request(0.0, 5.0 + i * 1e-6, 10.0 + i * 1e-6) for i in range(8)]
-    rate, basis = achieved_rate(bunch)
-    assert basis == "span"
-    assert rate == pytest.approx(0.8, rel=1e-3)
 
 
 def test_token_rate_spans_first_to_last_token() -> None:
