@@ -169,7 +169,15 @@ def serve(
 
 
 class _QuietServer(uvicorn.Server):
-    """Leaves the process's signal handlers alone."""
+    """Leaves the process's signal handlers alone, and ends as soon as it is told instead of at its next tick."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.leave = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.leave.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -193,5 +201,5 @@ async def serving(app: Starlette, *, wait_ready: bool = False) -> AsyncIterator[
         finally:
             if isinstance(replica, Replica):
                 replica.abort_all("drain")
-            server.should_exit = True
+            server.leave.set()
             await task
