@@ -43,3 +43,11 @@ async def until_idle(client: HttpClient) -> dict[str, Any]:
             if told["running"] == told["waiting"] == told["in_flight"] == 0:
                 return told
             await asyncio.sleep(0.005)
+
+
+def skip(seconds: float) -> None:
+    """Let the running loop's clock jump: what waits on it for no longer, a timeout or a sleep, is due now. So limits in
+    tests can be long enough that none of them passes by itself, however slow the machine is. Not on uvloop."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]

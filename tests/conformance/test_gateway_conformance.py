@@ -12,6 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 import pytest_asyncio
+from tests.waiting import PATIENCE_S
 
 from inferloop.backends.conformance import run_checks
 from inferloop.backends.serve_process import launch_spec
@@ -46,12 +47,12 @@ async def test_the_openai_client_sees_a_broken_stream_as_an_api_error(fleet: Fle
                 model="demo",
                 messages=[{"role": "user", "content": "Hi"}],
                 stream=True,
-                max_tokens=10_000,
+                max_tokens=30_000,
                 extra_body=endless,
             )
         else:
             stream = await client.responses.create(
-                model="demo", input="Hi", stream=True, max_output_tokens=10_000, extra_body=endless
+                model="demo", input="Hi", stream=True, max_output_tokens=30_000, extra_body=endless
             )
         pid = fleet.status().replicas[0].pid
         assert pid is not None
@@ -59,7 +60,7 @@ async def test_the_openai_client_sees_a_broken_stream_as_an_api_error(fleet: Fle
             async for i, _ in _counted(stream):
                 if i == 3:
                     os.kill(pid, signal.SIGKILL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while True:  # a request that meets the dying replica is a 502 of its own; then nobody is left
                 with pytest.raises(openai.InternalServerError) as refused:
                     while True:

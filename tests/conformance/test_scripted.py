@@ -25,6 +25,6 @@ async def test_scripted(check: Check, tokens_per_chunk: int) -> None:
     app = build_app(ScriptedGenerator(script, model_id="m"), ServeConfig(), DropSink())
     async with serving(app, wait_ready=True) as url:
         client = HttpClient(url)
-        result = await run_check(check, Target(client, "m"), timeout_s=20)
+        result = await run_check(check, Target(client, "m"))
         await client.close()
     assert result.outcome == ("refused" if result.name in REFUSED else "passed"), result.reason

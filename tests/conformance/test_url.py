@@ -34,7 +34,7 @@ async def test_url(check: Check) -> None:
         generator = await UrlGenerator.connect(url, "m")
         async with serving(build_app(generator, ServeConfig(), DropSink()), wait_ready=True) as front:
             client = HttpClient(front)
-            result = await run_check(check, Target(client, "m"), timeout_s=20)
+            result = await run_check(check, Target(client, "m"))
             await client.close()
         await generator.close()
     assert result.outcome == ("refused" if result.name in REFUSED else "passed"), result.reason

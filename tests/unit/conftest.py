@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from inferloop.backends import bytecodec
 from inferloop.backends.native import NativeCodec, NativeGenerator
+from inferloop.core.clock import Clock
 from inferloop.engine.compute.echo import EchoRunner
 from inferloop.engine.config import EngineConfig
 from inferloop.engine.text.vocabulary import byte_level_alphabet
@@ -44,16 +45,19 @@ TINY_CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def native() -> Native:
-    """native(runner, codec, **config of the engine): the model "m", started, and stopped at the end of the block. Its
+    """native(runner, codec, clock, **config of the engine): the model "m", started, and stopped with the block. Its
     vocabulary is bytecodec's and its runner an EchoRunner, unless others are given."""
 
     @contextlib.asynccontextmanager
     async def running(
-        runner: EchoRunner | None = None, codec: NativeCodec | None = None, **config: Any
+        runner: EchoRunner | None = None,
+        codec: NativeCodec | None = None,
+        clock: Clock | None = None,
+        **config: Any,
     ) -> AsyncIterator[NativeGenerator]:
         runner = runner or EchoRunner(vocab_size=bytecodec.VOCAB_SIZE)
         identity = ServingIdentity("m", "w", "none", "echo", "1", "t", "c")
-        made = NativeGenerator(codec or bytecodec.ByteCodec(), runner, EngineConfig(**config), identity)
+        made = NativeGenerator(codec or bytecodec.ByteCodec(), runner, EngineConfig(**config), identity, clock=clock)
         made.start()
         try:
             yield made

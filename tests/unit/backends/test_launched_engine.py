@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.unit.backends.conftest import FakeVenv
+from tests.waiting import until
 
 from inferloop.cli import wire
 from inferloop.contract.workload import ModelRef
@@ -29,12 +30,14 @@ for number in range(2):
         os.setsid()  # a worker of its own session, as engines have them
         if os.fork():
             os._exit(0)
-        open(f"{here}/worker-{number}", "w").write(str(os.getpid()))
+        open(f"{here}/.{number}", "w").write(str(os.getpid()))
+        os.rename(f"{here}/.{number}", f"{here}/worker-{number}")  # whole, for whoever looks
         time.sleep(600)
 argv = sys.argv
 while len([n for n in os.listdir(here) if n.startswith("worker-")]) < 2:
     time.sleep(0.01)
-json.dump({"argv": argv, "pid": os.getpid()}, open(f"{here}/started.json", "w"))
+json.dump({"argv": argv, "pid": os.getpid()}, open(f"{here}/.started", "w"))
+os.rename(f"{here}/.started", f"{here}/started.json")
 if os.environ.get("FAKE_ENGINE_ENDS") == "dies":
     sys.exit("no memory for the KV cache")
 if os.environ.get("FAKE_ENGINE_ENDS") == "hangs":
@@ -71,12 +74,6 @@ def processes(folder: Path) -> list[psutil.Process]:
             if process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-async def until_started(folder: Path) -> None:
-    file = folder / "started.json"
-    while not (file.exists() and file.read_text().endswith("}")):  # noqa: ASYNC110  another process writes it
-        await asyncio.sleep(0.02)
 
 
 async def test_it_is_found_started_told_and_gone(
@@ -138,8 +135,7 @@ async def test_an_interrupt_while_it_starts_leaves_nothing(
             raise AssertionError("it was not ready")
 
     task = asyncio.create_task(use())
-    async with asyncio.timeout(60):
-        await until_started(tmp_path / "engine")
+    await until((tmp_path / "engine" / "started.json").exists)
     task.cancel()  # what Ctrl-C does
     with pytest.raises(asyncio.CancelledError):
         await task

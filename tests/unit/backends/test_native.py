@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests.gates import GatedRunner
 from tests.waiting import until
 
 from inferloop.backends import bytecodec
@@ -19,29 +19,10 @@ from inferloop.backends.protocols import Delta, GenerateRequest, Prompt
 from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, RequestError
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import Sampling
-from inferloop.engine.compute.echo import EchoRunner, continuation
-from inferloop.engine.schedule.step import StepResult
+from inferloop.engine.compute.echo import continuation
 
 VOCAB = bytecodec.VOCAB_SIZE
 Native = Callable[..., contextlib.AbstractAsyncContextManager[NativeGenerator]]
-
-
-class GatedRunner(EchoRunner):
-    """Stands still while the gate is closed, and fails once so many steps are done."""
-
-    num_good_steps: float = math.inf
-
-    def __init__(self, **sizes: int) -> None:
-        super().__init__(**sizes)
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def wait(self) -> StepResult:
-        assert self.gate.wait(10)
-        self.num_good_steps -= 1
-        if self.num_good_steps < 0:
-            raise RuntimeError("the device fell off the bus")
-        return super().wait()
 
 
 def runner() -> GatedRunner:
@@ -65,12 +46,11 @@ def text_of(deltas: Iterable[Delta]) -> str:
 
 
 async def settled(g: NativeGenerator) -> None:
-    for _ in range(1000):
-        _, stats = g.describe()
-        if stats.num_running == stats.num_waiting == stats.kv_blocks_used == 0:
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"requests or blocks are left: {stats}")
+    def is_empty() -> bool:
+        stats = g.describe()[1]
+        return stats.num_running == stats.num_waiting == stats.kv_blocks_used == 0
+
+    await until(is_empty)
 
 
 async def test_tokens_text_and_stamps(native: Native) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tests.waiting import PATIENCE_S, until
 
 from inferloop.backends import bytecodec, openvino
 from inferloop.backends.engine_kind import Installation, ReplicaOptions
@@ -105,7 +106,7 @@ def request(text: str = "a", **sampling: Any) -> GenerateRequest:
 
 
 async def answer(generator: OpenVinoGenerator, asked: GenerateRequest) -> list[Delta]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         return [delta async for delta in generator.generate(asked)]
 
 
@@ -139,7 +140,7 @@ async def test_a_stop_string_ends_the_answer_and_the_work() -> None:
     async with running(pipeline) as generator:
         deltas = await answer(generator, request("a", max_tokens=50, stop=("de",)))
         assert (text_of(deltas), deltas[-1].finish_reason, deltas[-1].stop_reason) == ("bc", "stop", "de")
-        await settled(lambda: pipeline.handles[0].cancelled or pipeline.handles[0].ended is not None)
+        await until(lambda: pipeline.handles[0].cancelled or pipeline.handles[0].ended is not None)
 
 
 async def test_whoever_leaves_stops_costing() -> None:
@@ -148,14 +149,8 @@ async def test_whoever_leaves_stops_costing() -> None:
         stream = generator.generate(request("\x01", max_tokens=60, ignore_eos=True))
         await anext(stream)
         await stream.aclose()
-        await settled(lambda: pipeline.handles[0].cancelled or pipeline.handles[0].ended is not None)
+        await until(lambda: pipeline.handles[0].cancelled or pipeline.handles[0].ended is not None)
         assert generator.describe()[1].num_running == 0
-
-
-async def settled(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  another thread does it
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +193,7 @@ async def test_a_request_that_the_pipeline_refuses_does_not_end_the_others() -> 
 
 
 async def test_a_full_queue_is_told() -> None:
-    async with running(CountingPipeline(), max_sequences=1, max_waiting=0) as generator:
+    async with running(StallingPipeline(), max_sequences=1, max_waiting=0) as generator:
         first = generator.generate(request("\x01", max_tokens=60, ignore_eos=True))
         await anext(first)
         with pytest.raises(OverloadedError):
@@ -216,7 +211,7 @@ async def test_no_room_and_a_failure_are_errors_of_the_engine() -> None:
         pipeline.fails = "the plug-in is gone"
         with pytest.raises(EngineError, match="the plug-in is gone"):
             await answer(generator, request())
-        await settled(lambda: not generator.describe()[1].alive)
+        await until(lambda: not generator.describe()[1].alive)
         with pytest.raises(EngineError, match="the plug-in is gone"):
             await answer(generator, request())
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.gates import GatedRunner
+from tests.waiting import PATIENCE_S, until
 
 from inferloop.backends import bytecodec
 from inferloop.backends.native import NativeGenerator
@@ -41,9 +43,7 @@ class Taken:
 
 
 async def idle(generator: NativeGenerator) -> None:
-    async with asyncio.timeout(60):
-        while (stats := generator.describe()[1]).num_running or stats.num_waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+    await until(lambda: generator.describe()[1].num_running + generator.describe()[1].num_waiting == 0)
 
 
 async def test_each_request_gets_its_own_answer(native: Native) -> None:
@@ -64,18 +64,18 @@ async def test_choices_find_room_together_however_little_may_wait(native: Native
 
 
 async def test_none_is_queued_when_one_has_no_place(native: Native) -> None:
-    asked = request("hello", max_tokens=200)
-    async with native(max_sequences=2, max_waiting=1) as g:
-        running = asyncio.create_task(g.push([asked], Taken(1)))
-        async with asyncio.timeout(60):
-            while not g.describe()[1].num_running:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+    runner = GatedRunner(vocab_size=VOCAB)
+    async with native(runner, max_sequences=2, max_waiting=1) as g:
+        runner.gate.clear()
+        running = asyncio.create_task(g.push([request("hello", max_tokens=200)], Taken(1)))
+        await until(lambda: g.describe()[1].num_running)
         taken = Taken(3)
         with pytest.raises(OverloadedError):
             await g.push([request("other", 3, max_tokens=200)] * 3, taken)
         stats = g.describe()[1]
         assert (stats.num_running, stats.num_waiting) == (1, 0) and taken.token_ids == [[], [], []]
         running.cancel()
+        runner.gate.set()
 
 
 async def test_a_prompt_is_read_once_for_all_its_choices(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ async def test_even_the_failure_that_a_future_refuses_ends_its_own_requests_only
     def failing(index: int, delta: Delta) -> None:
         raise StopIteration
 
-    async with native() as g, asyncio.timeout(60):
+    async with native() as g, asyncio.timeout(PATIENCE_S):
         with pytest.raises(RuntimeError, match="StopIteration"):
             await g.push([request("hello", max_tokens=9)], failing)
         await idle(g)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from inferloop.backends.native import NativeGenerator
 from inferloop.backends.protocols import Delta, GenerateRequest, Prompt
@@ -137,13 +138,13 @@ async def test_everybody_gets_the_answer_that_they_get_alone(seed: int, files: M
             async with asyncio.TaskGroup() as group:
                 for _ in range(rng.randrange(4, 24)):
                     group.create_task(call(made))
+
+        def is_empty() -> bool:
+            now = made.describe()[1]
+            return bool(now.num_running == now.num_waiting == now.kv_blocks_used == 0)
+
+        await until(is_empty)
         stats = made.describe()[1]
-        for _ in range(500):
-            stats = made.describe()[1]
-            if stats.num_running == stats.num_waiting == stats.kv_blocks_used == 0:
-                break
-            await asyncio.sleep(0.01)
-    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
     assert num_equal > 20 and num_left > 0 and stats.num_preemptions > 0
     assert stats.prefix_cache_hits > 0 and stats.tier is not None and stats.tier.hits > 0
     assert HastyRunner.num_given_up > 0

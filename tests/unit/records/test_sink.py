@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.waiting import PATIENCE_S, wait_until
 
 from inferloop.core.errors import UsageError
 from inferloop.records.event import Content, ReplicaEvent
@@ -66,11 +67,7 @@ class SmallDisk:
 
 def drain(sink: JsonlSink, num: int) -> None:
     """Wait until the writer has dealt with `num` records in all."""
-    for _ in range(2000):
-        if sink.num_written + sink.num_lost >= num:
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("the writer did not catch up")
+    wait_until(lambda: sink.num_written + sink.num_lost >= num)
 
 
 def test_a_record_that_json_cannot_hold_costs_only_itself(tmp_path: Path) -> None:
@@ -135,12 +132,12 @@ def test_full_queue_drops_and_counts_without_waiting(tmp_path: Path) -> None:
     class Stuck(SmallDisk):
         def write(self, data: bytes, /) -> int:
             started.set()
-            assert go_on.wait(10)
+            assert go_on.wait(PATIENCE_S)
             return super().write(data)
 
     sink = JsonlSink(tmp_path / "e.jsonl", capacity=2, opener=lambda p: Stuck(p, room=1 << 20))
     sink.write(event(0))
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     for i in range(1, 6):
         sink.write(event(i))
     assert sink.num_lost == 3

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.adapters import write_adapter
+from tests.waiting import PATIENCE_S, until, until_async
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.native import NativeGenerator
@@ -259,26 +260,39 @@ async def test_nothing_is_loaded_over_http_unless_a_folder_is_named(serve: Serve
 
 async def test_an_answer_ends_on_the_adapter_that_it_began_with(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaced by another of the same name, or unloaded, while it runs."""
-    steps, wait = threading.Semaphore(0), TorchRunner.wait
+    steps, wait, num_given, num_taken = threading.Semaphore(0), TorchRunner.wait, 0, 0
 
     def gated(self: TorchRunner) -> StepResult:
-        assert steps.acquire(timeout=60)
+        nonlocal num_taken
+        assert steps.acquire(timeout=PATIENCE_S)
+        num_taken += 1
         return wait(self)
 
-    async def until(is_so: Callable[[], Awaitable[bool]], *, stepping: bool = True) -> None:
-        while not await is_so():
-            if stepping:
+    async def stepping_until(is_so: Callable[[], Awaitable[bool]]) -> None:
+        """Not more steps than it takes: no next one is allowed before the one before has begun."""
+
+        async def is_so_or_step() -> bool:
+            nonlocal num_given
+            if await is_so():
+                return True
+            if num_taken == num_given:
+                num_given += 1
                 steps.release()
-            await asyncio.sleep(0.01)
+            return False
+
+        await until_async(is_so_or_step)
 
     async with serve(max_adapters=1, deterministic=True) as server:
 
-        async def running() -> Any:
-            return (await server.call("/health/progress"))[1]["running"]
+        async def are_running(num: int) -> bool:
+            return bool((await server.call("/health/progress"))[1]["running"] == num)
 
-        async def present() -> Any:
+        async def are_there(num: int) -> bool:
             told = (await server.call("/health/progress"))[1]
-            return told["running"] + told["waiting"]
+            return bool(told["running"] + told["waiting"] == num)
+
+        async def did_errands() -> bool:
+            return not server.native._engine._errands
 
         await server.load("A", "b")
         second = await server.text("A", max_tokens=300)
@@ -287,14 +301,14 @@ async def test_an_answer_ends_on_the_adapter_that_it_began_with(serve: Serve, mo
         assert first != second
         monkeypatch.setattr(TorchRunner, "wait", gated)
         begun = asyncio.create_task(server.text("A", max_tokens=300))
-        await until(lambda: _is(running, 1), stepping=False)  # and stands in its first step from here on
+        await until_async(lambda: are_running(1))  # and stands in its first step from here on
         replaced = asyncio.create_task(server.load("A", "b", load_inplace=True))
-        await until(lambda: _so(bool(server.native._engine._errands)), stepping=False)
-        await until(lambda: _so(replaced.done()))
-        assert replaced.result()[0] == 200
+        await until(lambda: server.native._engine._errands)
+        await stepping_until(did_errands)
+        assert (await replaced)[0] == 200
         later = asyncio.create_task(server.text("A", max_tokens=300))
-        await until(lambda: _is(present, 2), stepping=False)
-        await until(lambda: _is(running, 2))
+        await until_async(lambda: are_there(2))
+        await stepping_until(lambda: are_running(2))
         assert await server.unload("A") == 200
         assert (await server.call("/v1/completions", model="A", prompt="x"))[0] == 404
         # both still hold their weights, and there is room for as many as may have a name
@@ -303,14 +317,6 @@ async def test_an_answer_ends_on_the_adapter_that_it_began_with(serve: Serve, mo
         assert (await begun, await later) == (first, second)
         assert (await server.load("A", "a"))[0] == 200
         assert await server.text("A", max_tokens=300) == first
-
-
-async def _is(number: Callable[[], Awaitable[Any]], wanted: int) -> bool:
-    return bool(await number() == wanted)
-
-
-async def _so(value: bool) -> bool:
-    return value
 
 
 async def test_what_is_cached_through_one_is_not_met_through_another(serve: Serve) -> None:

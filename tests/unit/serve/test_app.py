@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from tests.waiting import until_async
+from tests.gates import GatedScript
+from tests.waiting import skip, until, until_async
 
 from inferloop.backends.http import HttpClient, Response
 from inferloop.backends.protocols import GenerateRequest
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.core.errors import EngineError
 from inferloop.records.sink import DropSink
+from inferloop.serve import replica
 from inferloop.serve.app import build_app
 from inferloop.serve.config import ServeConfig
 from inferloop.serve.openapi import openapi_document
@@ -74,60 +76,64 @@ async def test_timings_extension_counts_tokens_per_chunk() -> None:
         assert all(event["usage"] is None for event in seen[:-1])
 
 
-async def test_ready_only_after_a_real_token() -> None:
+async def test_ready_only_after_a_real_token(monkeypatch: pytest.MonkeyPatch) -> None:
     class Cold(ScriptedGenerator):
-        """Fails until it is mended."""
+        """Its first attempt fails. Each waits until it is let go."""
 
-        cold = asyncio.Event()
+        def __init__(self) -> None:
+            super().__init__(Script(ttft_ms=1), model_id="m")
+            self.let_go, self.fails = asyncio.Semaphore(0), True
 
         async def generate(self, request: GenerateRequest) -> Any:
-            await self.cold.wait()
-            if request.request_id.startswith("warm") and not self.mended:
-                self.mended = True
+            await self.let_go.acquire()
+            if self.fails:
+                self.fails = False
                 raise EngineError("no device yet")
             async for delta in super().generate(request):
                 yield delta
 
-        mended = False
+    monkeypatch.setattr(replica, "_WARMUP_RETRY_S", 0.01)
+    generator = Cold()
+    async with client_of(build_app(generator, ServeConfig(), DropSink())) as client:
 
-    generator = Cold(Script(ttft_ms=1), model_id="m")
-    app = build_app(generator, ServeConfig(), DropSink())
-    async with client_of(app) as client:
-        first = await client.request("GET", "/health/ready")
-        assert (first.status, (await first.json())["ready"]) == (503, False)
-        assert (await client.request("GET", "/health/live")).status == 200
-        generator.cold.set()
-        for _ in range(100):
-            second = await client.request("GET", "/health/ready")
-            if (answer := await second.json())["reason"] != "no token produced yet":
-                break
-            await asyncio.sleep(0.01)
-        assert (second.status, answer["reason"]) == (503, "warm-up failed: no device yet")
-        for _ in range(400):
-            third = await client.request("GET", "/health")
-            if (await third.json())["ready"]:
-                break
-            await asyncio.sleep(0.01)
-        assert third.status == 200
+        async def told(path: str = "/health/ready") -> tuple[int, Any]:
+            answer = await client.request("GET", path)
+            return answer.status, (await answer.json()).get("reason")
+
+        assert await told() == (503, "no token produced yet")
+        assert (await told("/health/live"))[0] == 200
+        generator.let_go.release()
+        await until(lambda: not generator.fails)
+        assert await told() == (503, "warm-up failed: no device yet")
+        generator.let_go.release()
+        await until_async(lambda: is_ready(client))
+        assert (await told("/health"))[0] == 200
 
 
 async def test_drain_refuses_new_finishes_running_and_tells_the_cut() -> None:
-    app = make(Script(ttft_ms=1, tpot_ms=10, text=TEXT), drain_timeout_s=1.5)
+    generator = GatedScript(Script(ttft_ms=0, tpot_ms=2, text=TEXT))
+    app = build_app(generator, ServeConfig(drain_timeout_s=60), DropSink())
     async with client_of(app) as client:
-        short = await post(client, "/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 20})
-        endless = {"prompt": "x", "max_tokens": 9000, "ignore_eos": True}
-        long = await post(client, "/v1/completions", endless | {"stream": True})
+        await until_async(lambda: is_ready(client))
+        generator.gate.clear()
+        short = asyncio.create_task(post(client, "/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 20}))
+        endless = {"prompt": "x", "max_tokens": 30_000, "ignore_eos": True}
+        long = asyncio.create_task(post(client, "/v1/completions", endless | {"stream": True}))
         whole = asyncio.create_task(post(client, "/v1/completions", endless))
-        await asyncio.sleep(0.05)
+        await until(lambda: generator.describe()[1].num_running == 3)
         drain = asyncio.create_task(app.state.replica.drain())
-        await asyncio.sleep(0.05)
+        await until(lambda: app.state.replica.draining)
         ready = await client.request("GET", "/health/ready")
         assert (ready.status, (await ready.json())["reason"]) == (503, "draining")
         refused = await post(client, "/v1/completions", {"prompt": "x"})
         assert (refused.status, refused.header("retry-after")) == (503, "1")
         assert (await client.request("GET", "/health/live")).status == 200
-        assert (await short.read()).endswith(b"data: [DONE]\n\n")
-        data = await long.read()
+        generator.gate.set()
+        assert (await (await short).read()).endswith(b"data: [DONE]\n\n")
+        assert not drain.done()
+        await long
+        skip(60)
+        data = await (await long).read()
         assert b"shut down before the answer was complete" in data and b"[DONE]" not in data
         assert (await whole).status == 503
         await drain
@@ -249,11 +255,15 @@ async def test_a_bug_is_an_openai_error_with_a_request_id(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_every_client_of_a_full_queue_gets_an_answer(stream: bool) -> None:
-    script = Script(ttft_ms=500, tpot_ms=1, max_concurrency=1, max_waiting=1)
-    async with client_of(make(script)) as client:
+    generator = GatedScript(Script(ttft_ms=0, tpot_ms=0, max_concurrency=1, max_waiting=1))
+    async with client_of(build_app(generator, ServeConfig(), DropSink())) as client:
         await until_async(lambda: is_ready(client))
+        generator.gate.clear()
         body = {"prompt": "x", "max_tokens": 3, "stream": stream}
-        answers = await asyncio.gather(*(post(client, "/v1/completions", body) for _ in range(12)))
+        asked = [asyncio.create_task(post(client, "/v1/completions", body)) for _ in range(12)]
+        await until(lambda: sum(one.done() for one in asked) == 10)
+        generator.gate.set()
+        answers = await asyncio.gather(*asked)
         statuses = sorted(answer.status for answer in answers)
         for answer in answers:
             data = await answer.read()

@@ -249,7 +249,7 @@ async def test_metrics_count_requests_and_agree() -> None:
 
 
 async def test_a_choice_refused_at_admission_refuses_the_request() -> None:
-    async with served(Script(ttft_ms=300, tpot_ms=1, text=TEXT, max_concurrency=2, max_waiting=1)) as s:
+    async with served(Script(ttft_ms=1, tpot_ms=1, text=TEXT, max_concurrency=2, max_waiting=1)) as s:
         for num, stream in enumerate((False, True), 1):
             status, data = await s.post({**CHAT, "n": 4, "stream": stream})
             assert (status, json.loads(data)["error"]["code"]) == (503, "overloaded")
@@ -276,7 +276,7 @@ async def test_a_choice_that_fails_ends_the_request_once(stream: bool) -> None:
 async def test_leaving_ends_all_choices_queued_ones_too(stream: bool) -> None:
     async with served(Script(ttft_ms=1, tpot_ms=2, text=TEXT, max_concurrency=2)) as s:
         body = json.dumps(
-            {"model": "m", "prompt": "x", "n": 4, "stream": stream, "ignore_eos": True, "max_tokens": 4000}
+            {"model": "m", "prompt": "x", "n": 4, "stream": stream, "ignore_eos": True, "max_tokens": 30_000}
         )
         call = asyncio.create_task(s.client.request("POST", "/v1/completions", body=body.encode()))
         await until(lambda: s.generator.open == (2, 2) and call.done() == stream)

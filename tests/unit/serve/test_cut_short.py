@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, skip, until
 
 from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient, Response
 from inferloop.backends.native import NativeGenerator
+from inferloop.core.clock import Clock, VirtualClock
+from inferloop.core.units import NS_PER_MS
 from inferloop.engine.compute.echo import EchoRunner
 from inferloop.engine.schedule.step import StepResult
 from inferloop.records.event import ReplicaEvent
@@ -49,7 +51,7 @@ class Paused(EchoRunner):
 
     def wait(self) -> StepResult:
         if self._paused:
-            assert self._permits.acquire(timeout=30)
+            assert self._permits.acquire(timeout=PATIENCE_S)
         return super().wait()
 
 
@@ -96,10 +98,10 @@ class Served:
 async def served(native: Native) -> AsyncIterator[Callable[..., Any]]:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(config: ServeConfig | None = None, **engine: Any) -> Served:
+        async def start(config: ServeConfig | None = None, clock: Clock | None = None, **engine: Any) -> Served:
             runner, sink = Paused(), Sink()
-            generator = await stack.enter_async_context(native(runner, **engine))
-            app = build_app(generator, config or ServeConfig(), sink)
+            generator = await stack.enter_async_context(native(runner, clock=clock, **engine))
+            app = build_app(generator, config or ServeConfig(), sink, clock=clock)
             url = await stack.enter_async_context(serving(app, wait_ready=True))
             client = HttpClient(url)
             stack.push_async_callback(client.close)
@@ -120,7 +122,7 @@ async def test_a_queue_of_one_and_twelve_clients(served: Callable[..., Any], str
     s: Served = await served(max_sequences=1, max_waiting=1)
     s.runner.pause()
     calls = [asyncio.create_task(s.post({"max_tokens": 3, "stream": stream})) for _ in range(12)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await until(lambda: sum(call.done() for call in calls) == 10)
         for call in calls:
             if call.done():
@@ -139,7 +141,7 @@ async def test_around_the_context_limit_everything_ends_at_once(
     served: Callable[..., Any], num_prompt: int, max_tokens: int | None
 ) -> None:
     s: Served = await served()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await s.post({"prompt": "x" * num_prompt, "max_tokens": max_tokens, "ignore_eos": True})
         body = await answer.json()
     fits = num_prompt + (max_tokens if max_tokens is not None else 1) <= CONTEXT
@@ -187,13 +189,14 @@ async def test_prompts_are_bounded_by_tokens_too(served: Callable[..., Any]) -> 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_who_would_be_too_late_is_told_at_once(served: Callable[..., Any], stream: bool, n: int) -> None:
     """A first choice that cannot be in time ends the request; later choices are nobody's first token."""
-    s: Served = await served(max_sequences=1, max_ttft_ms=60.0)
+    clock = VirtualClock()
+    s: Served = await served(clock=clock, max_sequences=1, max_ttft_ms=60.0)
     s.runner.pause()
     first = asyncio.create_task(s.post({"max_tokens": 3, "n": n}))
     await until(lambda: s.held()[0] == 1)
     late = asyncio.create_task(s.post({"max_tokens": 3, "stream": stream, "n": n}))
     await until(lambda: s.held()[1] == 2 * n - 1)
-    await asyncio.sleep(0.1)
+    clock.advance(100 * NS_PER_MS)
     s.runner.resume()
     assert (await first).status == 200
     answer = await late
@@ -210,15 +213,17 @@ ENDLESS = {"max_tokens": CONTEXT - 1, "ignore_eos": True}
 @pytest.mark.parametrize("started", [True, False])
 @pytest.mark.parametrize("way", ["header", "server"])
 async def test_a_request_that_takes_too_long_is_ended(served: Callable[..., Any], started: bool, way: str) -> None:
-    s: Served = await served(ServeConfig(request_timeout_s=1.0 if way == "server" else None), max_sequences=2)
+    s: Served = await served(ServeConfig(request_timeout_s=60.0 if way == "server" else None), max_sequences=2)
     s.runner.pause()
-    headers = {"x-request-timeout-ms": "1000"} if way == "header" else {}
+    headers = {"x-request-timeout-ms": "60000"} if way == "header" else {}
+    call = asyncio.create_task(s.post({**ENDLESS, "stream": started, "n": 3}, headers=headers))
+    await until(lambda: sum(s.held()[:2]) == 3)
     if started:
         s.runner.step(3)
-        answer = await s.post({**ENDLESS, "stream": True, "n": 3}, headers=headers)
-        assert answer.status == 200
-    else:
-        answer = await s.post({**ENDLESS, "n": 3}, headers=headers)
+        assert (await call).status == 200
+    skip(60)
+    answer = await call
+    if not started:
         assert (answer.status, answer.header("x-should-retry")) == (408, "false")
     error = error_of(await answer.read())
     assert (error["code"], error["type"]) == ("timeout", "request_ended_error")
@@ -231,9 +236,12 @@ async def test_a_request_that_takes_too_long_is_ended(served: Callable[..., Any]
 
 
 async def test_a_header_cannot_allow_more_than_the_server(served: Callable[..., Any]) -> None:
-    s: Served = await served(ServeConfig(request_timeout_s=0.1))
+    s: Served = await served(ServeConfig(request_timeout_s=60.0))
     s.runner.pause()
-    assert (await s.post(ENDLESS, headers={"x-request-timeout-ms": "60000"})).status == 408
+    call = asyncio.create_task(s.post(ENDLESS, headers={"x-request-timeout-ms": "600000"}))
+    await until(lambda: s.held()[0] == 1)
+    skip(60)
+    assert (await call).status == 408
     s.runner.resume()
     assert (await s.post({"max_tokens": 2})).status == 200
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.gates import GatedRunner
+from tests.waiting import until
 
 from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient
 from inferloop.backends.native import NativeGenerator
-from inferloop.engine.compute.echo import EchoRunner
-from inferloop.engine.schedule.step import StepResult
 from inferloop.records.sink import JsonlSink
 from inferloop.serve.app import build_app
 from inferloop.serve.config import ServeConfig
@@ -23,18 +23,9 @@ from inferloop.serve.run import serving
 Native = Callable[..., contextlib.AbstractAsyncContextManager[NativeGenerator]]
 
 
-class Mortal(EchoRunner):
-    dying = False
-
-    def wait(self) -> StepResult:
-        if self.dying:
-            raise RuntimeError("the device fell off the bus")
-        return super().wait()
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_everybody_learns_of_a_dead_engine(native: Native, tmp_path: Path, stream: bool) -> None:
-    runner = Mortal(vocab_size=bytecodec.VOCAB_SIZE, context_length=100_000, block_size=64, num_blocks=4000)
+    runner = GatedRunner(vocab_size=bytecodec.VOCAB_SIZE)
     sink = JsonlSink(tmp_path / "events.jsonl")
     async with (
         native(runner, max_sequences=2) as generator,
@@ -43,14 +34,15 @@ async def test_everybody_learns_of_a_dead_engine(native: Native, tmp_path: Path,
         client = HttpClient(url)
 
         async def ask() -> tuple[int, bytes]:
-            body = {"model": "m", "prompt": "x", "max_tokens": 90_000, "ignore_eos": True, "stream": stream}
+            body = {"model": "m", "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": stream}
             answer = await client.request("POST", "/v1/completions", body=json.dumps(body).encode())
             return answer.status, await answer.read()
 
+        runner.gate.clear()
         clients = [asyncio.create_task(ask()) for _ in range(5)]
-        while (await client.get_json("/health/progress"))["in_flight"] < 5:  # noqa: ASYNC110  another side's state
-            await asyncio.sleep(0.005)
-        runner.dying = True
+        await until(lambda: generator.describe()[1].num_running + generator.describe()[1].num_waiting == 5)
+        runner.num_good_steps = 20
+        runner.gate.set()
         answers = [*await asyncio.gather(*clients), await ask()]
         live, ready = [await client.request("GET", f"/health/{probe}") for probe in ("live", "ready")]
         metrics = await (await client.request("GET", "/metrics")).read()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient
@@ -55,7 +55,7 @@ class Runner(EchoRunner):
         self.num_steps = 0
 
     def wait(self) -> StepResult:
-        self.free_to_go.wait(20)
+        assert self.free_to_go.wait(PATIENCE_S)
         self.num_steps += 1
         return super().wait()
 

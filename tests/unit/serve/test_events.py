@@ -233,7 +233,7 @@ async def test_a_torn_down_server_writes_no_second_event(path: str) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_leaving_while_running_or_queued_aborts(stream: bool) -> None:
     async with served(Script(ttft_ms=30, tpot_ms=5, max_concurrency=2)) as s:
-        body = json.dumps({"model": "m", "prompt": "x", "stream": stream, "max_tokens": 4000, "ignore_eos": True})
+        body = json.dumps({"model": "m", "prompt": "x", "stream": stream, "max_tokens": 30_000, "ignore_eos": True})
         calls = [asyncio.create_task(s.client.request("POST", "/v1/completions", body=body.encode())) for _ in range(6)]
         await until(lambda: len(s.replica.attempts) == 6 and sum(call.done() for call in calls) == 2 * stream)
         for call in calls:

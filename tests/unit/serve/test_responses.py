@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from tests.waiting import until
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.scripted import Script, ScriptedGenerator
@@ -63,8 +64,7 @@ class Served:
         return events_of(data)
 
     async def event(self) -> ReplicaEvent:
-        while not self.sink.records:  # noqa: ASYNC110  another side's state
-            await asyncio.sleep(0.005)
+        await until(lambda: bool(self.sink.records))
         [event] = self.sink.records
         assert isinstance(event, ReplicaEvent)
         return event
@@ -208,8 +208,7 @@ async def test_a_failure_is_an_error_before_the_first_token_and_an_event_after_i
 async def test_a_drained_stream_ends_as_failed() -> None:
     async with served(Script(ttft_ms=1, tpot_ms=2, text=TEXT), drain_timeout_s=0) as s:
         asked = asyncio.create_task(s.post(stream=True, ignore_eos=True))
-        while s.replica.metrics.generation_tokens < 3:  # noqa: ASYNC110  another side's state
-            await asyncio.sleep(0.005)
+        await until(lambda: s.replica.metrics.generation_tokens >= 3)
         await s.replica.drain()
         _, data = await asked
     last = events_of(data)[-1]
@@ -234,8 +233,7 @@ async def test_leaving_ends_the_work(stream: bool) -> None:
     async with served(Script(ttft_ms=1, tpot_ms=5)) as s:
         body = json.dumps({"model": "m", "input": "x", "stream": stream, "ignore_eos": True}).encode()
         asked = asyncio.create_task(s.client.request("POST", "/v1/responses", body=body))
-        while s.replica.metrics.generation_tokens < 3:  # noqa: ASYNC110  another side's state
-            await asyncio.sleep(0.005)
+        await until(lambda: s.replica.metrics.generation_tokens >= 3)
         if stream:
             (await asked).abort()
         asked.cancel()

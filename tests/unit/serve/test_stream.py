@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from starlette.types import Message
+from tests.waiting import PATIENCE_S, skip, until
 
 from inferloop.backends.bytecodec import VOCAB_SIZE
 from inferloop.backends.native import NativeGenerator
@@ -20,7 +21,7 @@ from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.engine.compute.echo import EchoRunner
 from inferloop.records.event import ReplicaEvent
 from inferloop.records.sink import DropSink, Record, Sink
-from inferloop.serve import run, stream
+from inferloop.serve import endpoint, run, stream
 from inferloop.serve.answer import CHAT, COMPLETIONS, Dialect
 from inferloop.serve.app import build_app
 from inferloop.serve.asgi import REQUEST_ID
@@ -155,9 +156,7 @@ async def test_an_encoder_that_fails_ends_the_answer_and_the_request(
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
         told, _ = await answered(generator, wait, dialect=CHAT, **body)
         assert told.count(b'"error":{') == 1 and b"[DONE]" not in told and b'"content":' in told
-        async with asyncio.timeout(60):
-            while (stats := generator.describe()[1]).num_running or stats.num_waiting:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: generator.describe()[1].num_running + generator.describe()[1].num_waiting == 0)
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -178,9 +177,7 @@ async def test_leaving_in_midstream_ends_what_catches_up(native: Native, waits: 
             await task
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == before
-        async with asyncio.timeout(60):
-            while generator.describe()[1].num_running:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: not generator.describe()[1].num_running)
 
 
 class Kept:
@@ -201,7 +198,8 @@ async def test_a_client_that_does_not_read_has_its_answer_ended(
     native: Native, kind: str, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody leaves and nothing times out: the request must not go on for ever."""
-    monkeypatch.setattr(stream, bound, 20_000 if bound == "MAX_UNSENT_BYTES" else 0.2)
+    monkeypatch.setattr(stream, bound, 20_000 if bound == "MAX_UNSENT_BYTES" else 0.1)
+    monkeypatch.setattr(endpoint, "_TELL_TIMEOUT_S", 0.01)
     num_sends = 0
 
     async def wait() -> None:
@@ -211,27 +209,29 @@ async def test_a_client_that_does_not_read_has_its_answer_ended(
             await asyncio.Event().wait()
 
     sink = Kept()
-    async with made(native, kind) as generator, asyncio.timeout(60):
-        await answered(generator, wait, sink=sink, prompt="hello", n=1, max_tokens=400)
-        while generator.describe()[1].num_running:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    async with made(native, kind) as generator:
+        async with asyncio.timeout(PATIENCE_S):
+            await answered(generator, wait, sink=sink, prompt="hello", n=1, max_tokens=400)
+        await until(lambda: not generator.describe()[1].num_running)
     (event,) = sink.events
     assert (event.finish_reason, event.error_class, event.status) == ("abort", "unread", 200)
 
 
 async def test_what_waits_to_begin_has_not_begun(native: Native) -> None:
     """While the connection does not take the headers, what ends the answer still has a status of its own."""
-    num_sends, sink = 0, Kept()
+    headers, sink = asyncio.Event(), Kept()
 
     async def wait() -> None:
-        nonlocal num_sends
-        num_sends += 1
-        if num_sends == 1:
+        if not headers.is_set():
+            headers.set()
             await asyncio.Event().wait()
 
-    timeout = [(b"x-request-timeout-ms", b"300")]
-    async with made(native, "native") as generator, asyncio.timeout(60):
-        told, _ = await answered(generator, wait, sink=sink, headers=timeout, prompt="hello")
+    timeout = [(b"x-request-timeout-ms", b"50000")]
+    async with made(native, "native") as generator, asyncio.timeout(PATIENCE_S):
+        asked = asyncio.create_task(answered(generator, wait, sink=sink, headers=timeout, prompt="hello"))
+        await headers.wait()
+        skip(50)
+        told, _ = await asked
     assert json.loads(told)["error"]["code"] == "timeout"
     assert [(e.error_class, e.status) for e in sink.events] == [("timeout", 408)]
 
@@ -245,20 +245,20 @@ async def test_a_connection_that_is_not_read_is_closed(monkeypatch: pytest.Monke
         return listener
 
     monkeypatch.setattr(run, "bind", small)
-    monkeypatch.setattr(stream, "STALL_S", 0.2)
+    monkeypatch.setattr(stream, "STALL_S", 0.1)
+    monkeypatch.setattr(endpoint, "_TELL_TIMEOUT_S", 0.01)
     sink = Kept()
     app = build_app(ScriptedGenerator(Script(ttft_ms=0, tpot_ms=0.01), model_id="m"), ServeConfig(), sink)
     body = json.dumps({**BODY, "n": 1, "prompt": "x", "max_tokens": 2000}).encode()
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.setblocking(False)
-    async with serving(app, wait_ready=True) as url, asyncio.timeout(120):
+    async with serving(app, wait_ready=True) as url, asyncio.timeout(2 * PATIENCE_S):
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, ("127.0.0.1", int(url.rpartition(":")[2])))
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         await loop.sock_sendall(sock, head + body)
-        while not sink.events or app.state.replica.attempts:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: sink.events and not app.state.replica.attempts)
         data = b""
         with contextlib.suppress(ConnectionResetError):
             while piece := await loop.sock_recv(sock, 1 << 20):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Batch
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, skip, until, until_async
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.protocols import Delta, GenerateRequest
@@ -44,6 +45,8 @@ class Watched(ScriptedGenerator):
         super().__init__(script, model_id="m")
         self.asked: list[GenerateRequest] = []
         self.num_inside = self.most_inside = self.num_left = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.alive = True
         self.refuse: Callable[[GenerateRequest], BaseException | None] = lambda _: None
 
@@ -58,6 +61,7 @@ class Watched(ScriptedGenerator):
         self.num_inside += 1
         self.most_inside = max(self.most_inside, self.num_inside)
         try:
+            await self.gate.wait()
             async with contextlib.aclosing(super().generate(request)) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -108,11 +112,17 @@ async def start(client: openai.AsyncOpenAI, *rows: str) -> Batch:
 
 
 async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
             await asyncio.sleep(0.01)
             batch = await client.batches.retrieve(batch.id)
     return batch
+
+
+async def answered(client: openai.AsyncOpenAI, batch: Batch, num: int) -> bool:
+    """Whether so many rows are."""
+    counts = (await client.batches.retrieve(batch.id)).request_counts
+    return counts is not None and counts.completed >= num
 
 
 async def lines(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
@@ -123,7 +133,10 @@ async def lines(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[st
 async def test_round_trip_through_the_official_client(tmp_path: Path) -> None:
     generator, sink = Watched(), ListSink()
     async with server(tmp_path, generator, sink) as (client, raw, _):
+        generator.gate.clear()
         batch = await start(client, *(row(i) for i in range(30)))
+        await until(lambda: generator.num_inside == 4)
+        generator.gate.set()
         assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"run": "7"})
         assert batch.expires_at == batch.created_at + 24 * 3600
         batch = await ended(client, batch)
@@ -146,7 +159,7 @@ async def test_round_trip_through_the_official_client(tmp_path: Path) -> None:
     assert usage.output_tokens == sum(line["response"]["body"]["usage"]["completion_tokens"] for line in output)
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     # at most four at once, one event each; no request metric moved, all tokens were counted
-    assert 1 < generator.most_inside <= 4 and len(generator.rows) == 30
+    assert generator.most_inside == 4 and len(generator.rows) == 30
     events = [e for e in sink.events if isinstance(e, ReplicaEvent)]
     assert {e.request_id for e in events} == {line["response"]["request_id"] for line in output}
     assert len(events) == 30 and {(e.traffic_class, e.status) for e in events} == {("batch", 200)}
@@ -232,10 +245,8 @@ async def test_rows_that_fail_are_told_apart(tmp_path: Path) -> None:
 async def test_a_cancel_aborts_rows_and_keeps_answers(tmp_path: Path) -> None:
     generator = Watched(Script(ttft_ms=1, tpot_ms=5, text="yes"))
     async with server(tmp_path, generator) as (client, raw, _):
-        batch = await start(client, row(0), row(1), *(row(i, max_tokens=9000, ignore_eos=True) for i in range(2, 20)))
-        while batch.request_counts is None or batch.request_counts.completed < 2:
-            await asyncio.sleep(0.01)
-            batch = await client.batches.retrieve(batch.id)
+        batch = await start(client, row(0), row(1), *(row(i, max_tokens=30_000, ignore_eos=True) for i in range(2, 20)))
+        await until_async(lambda: answered(client, batch, 2))
         await until(lambda: generator.num_inside == 4)
         batch = await client.batches.cancel(batch.id)
         assert batch.status in ("cancelling", "cancelled")
@@ -257,18 +268,18 @@ async def test_an_unfinished_batch_goes_on_after_a_restart_and_expires(tmp_path:
     """What has an answer is not asked again; the clock of the completion window runs on while the server is down."""
     stuck = Watched(Script(ttft_ms=1, tpot_ms=0.1, text="yes", max_concurrency=4))
     async with server(tmp_path, stuck) as (client, _, _):
-        endless = [row(i, max_tokens=9_000, ignore_eos=True) for i in range(3, 6)]
+        endless = [row(i, max_tokens=30_000, ignore_eos=True) for i in range(3, 6)]
         batch = await start(client, row(0), row(1), row(2), *endless)
-        while batch.request_counts is None or batch.request_counts.completed < 3:
-            await asyncio.sleep(0.01)
-            batch = await client.batches.retrieve(batch.id)
+        await until_async(lambda: answered(client, batch, 3))
         await until(lambda: stuck.num_inside == 3)
     assert stuck.num_inside == 0
     with contextlib.closing(sqlite3.connect(tmp_path / "batches.sqlite")) as db, db:
-        db.execute("UPDATE batches SET expires_at = ?", (batch.created_at + 3,))
+        db.execute("UPDATE batches SET expires_at = ?", (int(time.time()) + 50,))
     again = Watched()
     again.refuse = lambda request: OverloadedError("full", retry_after_s=0.01) if request.priority else None
     async with server(tmp_path, again) as (client, _, _):
+        await until(lambda: again.rows)
+        skip(50)
         batch = await ended(client, await client.batches.retrieve(batch.id))
         output, rest = await lines(client, batch.output_file_id), await lines(client, batch.error_file_id)
     assert batch.status == "expired" and batch.expired_at is not None
@@ -279,7 +290,7 @@ async def test_an_unfinished_batch_goes_on_after_a_restart_and_expires(tmp_path:
     ]  # fmt: skip
 
 
-async def test_a_dead_engine_fails_no_row(tmp_path: Path) -> None:
+async def test_a_dead_engine_fails_no_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The rows wait for the next start of the server."""
     dead = Watched()
     async with server(tmp_path, dead) as (client, _, _):
@@ -291,8 +302,7 @@ async def test_a_dead_engine_fails_no_row(tmp_path: Path) -> None:
 
         dead.refuse = die
         batch = await start(client, *(row(i) for i in range(6)))
-        await until(lambda: not dead.alive)
-        await asyncio.sleep(0.1)
+        await until(lambda: "goes on in" in caplog.text)
         batch = await client.batches.retrieve(batch.id)
         assert batch.status == "in_progress" and batch.request_counts is not None and batch.request_counts.failed == 0
         other = await start(client, row(0))
@@ -306,14 +316,14 @@ async def test_a_dead_engine_fails_no_row(tmp_path: Path) -> None:
 async def test_a_drain_drops_rows_at_once_and_the_next_start_runs_them(tmp_path: Path) -> None:
     slow = Watched(Script(ttft_ms=1, tpot_ms=5, text="yes"))
     async with server(tmp_path, slow) as (client, _, replica):
-        batch = await start(client, *(row(i, max_tokens=9000, ignore_eos=True) for i in range(6)))
+        batch = await start(client, *(row(i, max_tokens=30_000, ignore_eos=True) for i in range(6)))
         await until(lambda: slow.num_inside == 4)
         await replica.drain()
         await until(lambda: slow.num_inside == 0)
         assert (await client.batches.retrieve(batch.id)).status == "in_progress"
         with pytest.raises(openai.InternalServerError, match="shutting down"):
             await client.files.create(purpose="batch", file=b"{}")
-    again = Watched(Script(ttft_ms=0, tpot_ms=0, tokens_per_chunk=9000, text="yes"))
+    again = Watched(Script(ttft_ms=0, tpot_ms=0, tokens_per_chunk=30_000, text="yes"))
     async with server(tmp_path, again) as (client, _, _):
         assert (await ended(client, batch)).status == "completed"
         assert len(again.rows) == 6
@@ -321,7 +331,7 @@ async def test_a_drain_drops_rows_at_once_and_the_next_start_runs_them(tmp_path:
 
 async def test_files(tmp_path: Path) -> None:
     async with server(tmp_path, Watched(Script(ttft_ms=1, tpot_ms=5, text="yes"))) as (client, raw, _):
-        batch = await start(client, row(0, max_tokens=9000, ignore_eos=True))
+        batch = await start(client, row(0, max_tokens=30_000, ignore_eos=True))
         with pytest.raises(openai.ConflictError, match="has not ended"):
             await client.files.delete(batch.input_file_id)
         await client.batches.cancel(batch.id)
@@ -416,20 +426,21 @@ async def test_a_disk_that_fails_is_told_and_waited_out(tmp_path: Path, monkeypa
 async def test_a_server_that_stops_between_output_and_end_leaves_one_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    num_failures = 0
+
     def fail(*_: Any) -> None:
+        nonlocal num_failures
+        num_failures += 1
         raise sqlite3.OperationalError("as if killed here")
 
-    async with server(tmp_path, Watched()) as (client, _, _):
-        with monkeypatch.context() as patched:
-            patched.setattr(Store, "finish", fail)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "finish", fail)
+        async with server(tmp_path, Watched()) as (client, _, _):
             batch = await start(client, *(row(i) for i in range(5)))
-            while batch.status != "finalizing":
-                await asyncio.sleep(0.01)
-                batch = await client.batches.retrieve(batch.id)
-            await until(lambda: len(list((tmp_path / "files").iterdir())) == 2)
+            await until(lambda: num_failures > 0)
+            assert len(list((tmp_path / "files").iterdir())) == 2
             with pytest.raises(openai.ConflictError, match="finalizing"):
                 await client.batches.cancel(batch.id)
-            await asyncio.sleep(0.05)
     again = Watched()
     async with server(tmp_path, again) as (client, _, _):
         batch = await ended(client, batch)

@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import sqlite3
-import time
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Batch
+from tests.waiting import PATIENCE_S
+from tests.waiting import until as until_so
 
 from inferloop.backends.scripted import Script, ScriptedGenerator
 from inferloop.engine.stats import EngineStats
@@ -24,7 +26,7 @@ from inferloop.serve.app import build_app
 from inferloop.serve.batch import run
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
-from inferloop.serve.batch.input import Row
+from inferloop.serve.batch.input import Checked, Row, check_rows
 from inferloop.serve.batch.kinds import Generating
 from inferloop.serve.batch.output import write_output
 from inferloop.serve.batch.records import Answer, BatchRecord, FileRecord
@@ -73,7 +75,7 @@ async def start(client: openai.AsyncOpenAI, *rows: str) -> Batch:
 
 
 async def until(client: openai.AsyncOpenAI, batch: Batch, *status: str) -> Batch:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while batch.status not in (status or ("completed", "failed", "expired", "cancelled")):
             await asyncio.sleep(0.01)
             batch = await client.batches.retrieve(batch.id)
@@ -99,9 +101,7 @@ async def test_an_end_that_cannot_be_recorded_is_tried_again_and_piles_up_no_fil
         with monkeypatch.context() as patched:
             patched.setattr(Store, "finish", fail)
             batch = await start(client, *(line(i) for i in range(5)))
-            async with asyncio.timeout(60):
-                while caplog.text.count("goes on") < 5:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until_so(lambda: caplog.text.count("goes on") >= 5)
             assert len(list((tmp_path / "files").iterdir())) <= 2  # the input, and one output
         batch = await until(client, batch)
         assert batch.status == "completed" and await ids(client, batch) == [f"c{i}" for i in range(5)]
@@ -124,9 +124,7 @@ async def test_a_database_that_fails_for_a_while_stops_no_batch_for_good(
             patched.setattr(Store, "record", count)
             patched.setattr(Store, "batch", count)  # what is asked after a failure
             batch = await start(client, *(line(i) for i in range(5)))
-            async with asyncio.timeout(60):
-                while failures < 10:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until_so(lambda: failures >= 10)
         assert await ids(client, await until(client, batch)) == [f"c{i}" for i in range(5)]
 
 
@@ -177,7 +175,7 @@ async def test_waiting_rows_are_never_fewer_than_none(tmp_path: Path) -> None:
         assert replica.metrics.batch_rows is not None
         batch = asyncio.create_task(start(client, *(line(i) for i in range(12))))
         least, answered = 0, 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while answered < 12:
                 rows = replica.metrics.batch_rows()
                 least, answered = min(least, rows.num_waiting), rows.completed
@@ -196,25 +194,30 @@ async def test_a_row_that_never_fits_is_refused_with_the_file(tmp_path: Path) ->
 
 async def test_a_cancelled_check_of_a_large_file_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stops would wait for it."""
-    num_checked = 0
+    num_checked, go_on, ended = 0, threading.Event(), threading.Event()
 
     def check(*_: object) -> int:
         nonlocal num_checked
         num_checked += 1
-        time.sleep(0.002)
+        assert num_checked < 20 or go_on.wait(PATIENCE_S)
         return 1
 
+    def to_its_end(*args: Any, **options: Any) -> Checked:
+        try:
+            return check_rows(*args, **options)
+        finally:
+            ended.set()
+
     monkeypatch.setattr(Generating, "check", check)
+    monkeypatch.setattr(run, "check_rows", to_its_end)
     async with server(tmp_path) as (client, _):
-        batch = await start(client, *(line(i) for i in range(3000)))
-        async with asyncio.timeout(60):
-            while not num_checked:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        batch = await start(client, *(line(i) for i in range(300)))
+        await until_so(lambda: num_checked == 20)
         await client.batches.cancel(batch.id)
         assert (await until(client, batch)).status == "cancelled"
-        now = num_checked
-        await asyncio.sleep(0.3)
-        assert num_checked <= now + 16 < 3000  # it looks up every so many rows
+        go_on.set()
+        await until_so(ended.is_set)
+        assert num_checked <= 20 + 16  # it looks up every so many rows
 
 
 FORM = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
