@@ -165,7 +165,8 @@ def test_a_wrong_key_is_one_line_before_any_load(tmp_path: Path, door: Door, con
     assert told.code == 3
     assert "does not know the API key (HTTP 401)" in told.message and "INFERLOOP_API_KEY" in told.message
     assert not door.entered and len(door.refused) == 1
-    assert_nowhere(wrong, told, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    assert_nowhere(wrong, told, tmp_path)
     none = inferloop(tmp_path, *bench_words(contract_file, tmp_path, door.url), "--ca-file", str(PEM), key=None)
     assert (none.code, "asks for an API key" in none.message) == (3, True)
 

@@ -60,7 +60,9 @@ class EngineKind:
     instead; `server_needs` are packages that its server imports beside. `verified` says by what version it was last
     seen to work here, or that nobody has run it; `tuned`, how the flags that `launch` sets were chosen.
 
-    `launch` raises UsageError for options that the engine cannot meet, before anything is started.
+    `launch` raises UsageError for options that the engine cannot meet, before anything is started. `read_flags` is a
+    command that lets the engine's own parser read some of its flags, and ends, in a second or two; None where that
+    takes as long as starting the engine, which ends at once of a flag that is wrong.
     """
 
     name: str
@@ -74,6 +76,7 @@ class EngineKind:
     launch: Callable[[Installation, ReplicaOptions], LaunchSpec]
     program: str | None = None
     server_needs: tuple[str, ...] = ()
+    read_flags: Callable[[Installation, Mapping[str, Flag]], Argv] | None = None
     homepage: str = ""
 
 
@@ -106,6 +109,19 @@ class Argv:
     def words(self) -> tuple[str, ...]:
         told = [[f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in self._flags.items()]
         return (*self._words, *(word for pair in told for word in pair))
+
+
+PARSE_AND_END = """
+import argparse, runpy, sys
+parse_args = argparse.ArgumentParser.parse_args
+def parse_and_end(self, *args, **named):
+    parse_args(self, *args, **named)
+    sys.exit(0)
+argparse.ArgumentParser.parse_args = parse_and_end
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+"""For `python -c`, followed by a module that is a program and its words: it goes no further than reading them."""
 
 
 def refuse(engine: str, what: str, asked: object, instead: str) -> UsageError:

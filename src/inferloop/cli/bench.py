@@ -100,21 +100,12 @@ def bench(
     name, flags = wire.target_flags(target, entry)
     tools = check_compat(compat)
     loaded = load(contract)
-    seed = chosen_seed(seed)
     if profile and loaded.traffic.rate_profile is None:
         raise UsageError(f"--profile plays traffic.rate_profile, and {contract} has none")
-    options = BenchOptions(
-        seed=seed,
-        budget_s=budget_s,
-        num_points=points,
-        peak_qps=peak,
-        ignore_eos=ignore_eos,
-        fresh_cache=fresh_cache,
-        profile=profile,
-    )
+    wire.check_ready(name, flags, loaded.model, entry, venv, asked=model)
     told = {"contract_text": contract.read_text(), "target": target, "insecure": insecure}
 
-    async def main(writer: RunWriter) -> BenchResult:
+    async def main(writer: RunWriter, options: BenchOptions) -> BenchResult:
         await wire.make_ready(name, loaded.model, cache_dir)
         async with wire.target(
             name,
@@ -132,7 +123,17 @@ def bench(
                 )
 
     with RunWriter(runs_dir, verb="bench", service=loaded.service, contract=loaded, options=told) as writer:
-        result = run_async(lambda: main(writer))
+        seed = chosen_seed(seed)  # told when nothing of what was asked for is wrong
+        options = BenchOptions(
+            seed=seed,
+            budget_s=budget_s,
+            num_points=points,
+            peak_qps=peak,
+            ignore_eos=ignore_eos,
+            fresh_cache=fresh_cache,
+            profile=profile,
+        )
+        result = run_async(lambda: main(writer, options))
         sizing = size(loaded.traffic.qps.peak, result.capacity, rho=rho, failure_headroom=failure_headroom)
         summary = writer.finish({**result.as_summary(), "seed": seed, "replicas": sizing.as_json()})
         report = write_report(open_run(writer.path))

@@ -122,10 +122,10 @@ def compare(
         wanted.append((text.strip(), entry, *wire.target_flags(text, entry)))
     if len(wanted) < 2:
         raise UsageError("--targets needs at least two, separated by commas")
-    wire.check_installed([name for _, _, name, _ in wanted], venv or ())
     loaded = load(contract)
-    seed = chosen_seed(seed)
-    options = CompareOptions(*(_rates(rates), seed, rounds, window_s), ignore_eos=ignore_eos, fresh_cache=fresh_cache)
+    at_rates = _rates(rates)
+    for _, entry, name, flags in wanted:  # all of them before the first is started, which may take minutes
+        wire.check_ready(name, flags, loaded.model, entry, venv)
     if budget_s is None and not (rounds and window_s):
         budget_s = DEFAULT_BUDGET_S
     bound = (
@@ -133,10 +133,9 @@ def compare(
         if budget_s is None
         else (f"{budget_s:g} s at most" if budget_s < 100 else f"{budget_s / 60:.3g} min at most")
     )
-    stderr.print(f"{len(wanted)} targets, {bound}; the plan is told when they are up", markup=False)
     begin = time.monotonic()
 
-    async def main(writer: RunWriter) -> CompareResult:
+    async def main(writer: RunWriter, options: CompareOptions) -> CompareResult:
         async with AsyncExitStack() as stack:
             contenders = []
             for text, entry, name, flags in wanted:
@@ -161,7 +160,10 @@ def compare(
 
     told = {"contract_text": contract.read_text(), "insecure": insecure}
     with RunWriter(runs_dir, verb="compare", service=loaded.service, contract=loaded, options=told) as writer:
-        result = run_async(lambda: main(writer))
+        seed = chosen_seed(seed)
+        stderr.print(f"{len(wanted)} targets, {bound}; the plan is told when they are up", markup=False)
+        options = CompareOptions(*(at_rates, seed, rounds, window_s), ignore_eos=ignore_eos, fresh_cache=fresh_cache)
+        result = run_async(lambda: main(writer, options))
         summary = writer.finish({**result.as_summary(), "seed": seed})
         report = write_report(open_run(writer.path))
     if json_output:

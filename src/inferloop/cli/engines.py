@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +34,17 @@ VenvOption = Annotated[
         show_default=False,
     ),
 ]
+_NUMBERS: Mapping[str, type[int] | type[float]] = {
+    "context_length": int,
+    "threads": int,
+    "memory_mib": int,
+    "memory_share": float,
+    "tensor_parallel": int,
+    "seed": int,
+    "max_num_seqs": int,
+}
+_READ_FLAGS_S = 60
+_COMPLAINT = re.compile(r"(?:^|: )error[: ]")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -74,42 +88,63 @@ async def engine_replica(
 
 
 def replica_options(name: str, model: ModelRef, files: ModelFiles, flags: Mapping[str, Value]) -> ReplicaOptions:
-    """What the contract asks of the model, and of `flags` those that every engine has; the rest are the engine's own.
-    Raises UsageError for a value that is none."""
+    """What the contract asks of the model, and what `flags` do. Raises UsageError for a value that is none."""
     from inferloop.backends.engine_kind import ReplicaOptions
 
-    own: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     precision = model.precision
+    asked = {"weights": precision.weights, "activations": precision.activations, "kv": precision.kv}
+    return ReplicaOptions(model_id=model.id, files=files, **{**asked, **read_flags(name, flags)})
 
-    def number(key: str, kind: type[int] | type[float]) -> Any:
-        text = own.pop(key, None)
-        try:
-            return None if text is None else kind(text)
-        except ValueError:
-            raise UsageError(
-                f"target {name}: {key}={text} is no {'whole number' if kind is int else 'number'}"
-            ) from None
 
+def read_flags(name: str, flags: Mapping[str, Value]) -> dict[str, Any]:
+    """Fields of ReplicaOptions from flags that every engine has; `flags` among them are the rest, the engine's own.
+    Raises UsageError for a value that is none."""
+    own: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    found: dict[str, Any] = {}
+    for key, field in (("dtype", "weights"), ("kv_dtype", "kv")):
+        if key in own:
+            found[field] = own.pop(key)
+    for key, kind in _NUMBERS.items():
+        if key in own:
+            text = own.pop(key)
+            try:
+                found[key] = kind(text)
+            except ValueError:
+                what = "whole number" if kind is int else "number"
+                raise UsageError(f"target {name}: {key}={text} is no {what}") from None
     prefix_cache = str(own.pop("prefix_cache", "true")).lower()
     if prefix_cache not in _TRUE + _FALSE:
         raise UsageError(f"target {name}: prefix_cache={prefix_cache} is neither true nor false")
-    parallel = number("tensor_parallel", int)
-    return ReplicaOptions(
-        model_id=model.id,
-        files=files,
-        weights=own.pop("dtype", precision.weights),
-        activations=precision.activations,
-        kv=own.pop("kv_dtype", precision.kv),
-        context_length=number("context_length", int),
-        threads=number("threads", int),
-        memory_mib=number("memory_mib", int),
-        memory_share=number("memory_share", float),
-        tensor_parallel=1 if parallel is None else parallel,
-        seed=number("seed", int),
-        prefix_cache=prefix_cache in _TRUE,
-        max_num_seqs=number("max_num_seqs", int),
-        flags={key: value if isinstance(value, bool) else str(value) for key, value in own.items()},
+    found["prefix_cache"] = prefix_cache in _TRUE
+    found["flags"] = {key: value if isinstance(value, bool) else str(value) for key, value in own.items()}
+    return found
+
+
+def check_engine(name: str, flags: Mapping[str, Value], venvs: Sequence[str]) -> None:
+    """Raises EnvironmentLacksError for an engine that is not here, UsageError for `venvs` that name none, and for flags
+    of its own that its parser does not take, where that can be asked quickly."""
+    from inferloop.backends.discover import ENGINES, parse_venvs, require
+
+    here = require(name, parse_venvs(venvs))
+    kind, own = ENGINES[name], read_flags(name, flags)["flags"]
+    if not own or kind.read_flags is None:
+        return
+    words = kind.read_flags(here, own).words()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # then it is told when the engine starts
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_READ_FLAGS_S
+        )
+        if done.returncode:
+            raise UsageError(f"target {name}: {_complaint(done.stderr or done.stdout)}")
+
+
+def _complaint(text: str) -> str:
+    """The line that says what is wrong, out of all that a parser prints."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = next(
+        (line for line in reversed(lines) if _COMPLAINT.search(line)), lines[-1] if lines else "it says nothing"
     )
+    return found.rpartition("error: ")[2]
 
 
 def _tuned(told: str, options: ReplicaOptions) -> str:

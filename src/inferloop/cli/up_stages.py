@@ -17,6 +17,7 @@ from inferloop.bench.result import BenchResult
 from inferloop.bench.search import BenchOptions, BenchProgress, run_bench
 from inferloop.bench.target import describe_target
 from inferloop.cli import gates, wire
+from inferloop.cli.common import chosen_seed
 from inferloop.cli.engines import engine_replica
 from inferloop.cli.gates import Gate
 from inferloop.cli.narrate import Narrator
@@ -58,12 +59,12 @@ _TARGETS = ("embedded", "openvino")
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """`threads` is what one replica computes with; `kv_memory_mib` its KV pool. `target` is what its replicas are, of
-    those that run behind our own serve, and `venvs` are where engines of others may lie."""
+    those that run behind our own serve, and `venvs` are where engines of others may lie. `seed` None: a random one."""
 
     contract: Path
     runs_dir: Path
     port: int
-    seed: int
+    seed: int | None
     bench_budget_s: float
     rho: float
     failure_headroom: int
@@ -106,6 +107,7 @@ class Up:
         self._measured = next(iter(self._models))
         """The name in the API of the model that is judged and measured."""
         self._kv_memory_mib = max(_MIN_KV_MIB, options.kv_memory_mib)
+        self._seed = 0
 
     async def run(self, serve_until: Callable[[Outcome, Fleet], Awaitable[None]]) -> Outcome:
         """Raises InferloopError when something that is needed is missing; a verdict, however bad, is an outcome."""
@@ -115,6 +117,7 @@ class Up:
         with RunWriter(
             o.runs_dir, verb="up", service=contract.service, contract=contract, options={"contract_text": text}
         ) as writer:
+            self._seed = chosen_seed(o.seed)
             self._narrator.news(f"run folder {writer.path}")
             with self._stage(writer, "model", f"model {', '.join(dict.fromkeys(m.id for m in self._models.values()))}"):
                 files = {name: await self._fetch(model) for name, model in self._models.items()}
@@ -151,7 +154,6 @@ class Up:
 
     def _check_first(self) -> None:
         """What can be wrong is found out before any work starts. Raises UsageError, ContractError, PortInUseError."""
-        wire.check_target(self._options.target, wire.Entry())
         if self._options.target not in _TARGETS:
             raise UsageError(
                 f"--target {self._options.target}: up proves a service by the rows that each of its replicas writes, "
@@ -161,6 +163,7 @@ class Up:
             raise UsageError(f"--target {self._options.target} runs one model; several of them run embedded")
         for model in self._models.values():
             wire.precision_flags(model)
+            wire.check_ready(self._options.target, {}, model, wire.Entry(), self._options.venvs)
         if self._contract.quality is not None:
             self._suite = load_suite(Path(self._contract.quality.suite))
         if self._options.port:
@@ -249,7 +252,7 @@ class Up:
 
         with self._stage(writer, "bench", "frontier of one replica"):
             codec = await asyncio.to_thread(Codec, files)
-            options = BenchOptions(seed=self._options.seed, budget_s=self._options.bench_budget_s)
+            options = BenchOptions(seed=self._seed, budget_s=self._options.bench_budget_s)
             return await run_bench(self._contract, url, self._measured, codec, options, writer, progress)
 
     @contextlib.asynccontextmanager
@@ -292,7 +295,7 @@ class Up:
         summary = {
             **(bench.as_summary() if bench else {"points": []}),
             "kind": "up",
-            "seed": self._options.seed,
+            "seed": self._seed,
             "verdict": gates.overall(found),
             "reasons": gates.reasons(found),
             "gates": plain(found),

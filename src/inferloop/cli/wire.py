@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from inferloop.cli.common import run_async
 from inferloop.core.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -211,6 +212,12 @@ def target_flags(text: str, entry: Entry) -> tuple[str, dict[str, Value]]:
     if name == "embedded":
         flags = {_SERVE_NAMES.get(key, key): value for key, value in flags.items()}
         _check_flags(text, flags)
+    elif name in ENGINES:
+        from inferloop.cli.engines import read_flags
+
+        own = read_flags(name, flags)["flags"]
+        if name == "openvino":  # which runs behind our serve
+            _check_flags(text, own)
     return name, flags
 
 
@@ -247,14 +254,44 @@ def check_target(name: str, entry: Entry) -> None:
         raise UsageError(f"--ca-file and --insecure are for an https URL, and {name} is launched here")
 
 
-def check_installed(names: Sequence[str], venvs: Sequence[str]) -> None:
-    """Before the first of several is started, which may take minutes. Raises EnvironmentLacksError for an engine that
-    is not here, UsageError for `venvs` that name none."""
-    from inferloop.backends.discover import parse_venvs, require
+def check_ready(
+    name: str,
+    flags: Mapping[str, Value],
+    model: ModelRef,
+    entry: Entry,
+    venvs: Sequence[str] | None = None,
+    *,
+    asked: str | None = None,
+) -> None:
+    """What can be found wrong with a target in seconds, before anything is written or started. `asked` is the name
+    under which a URL is asked for the model; None: the only one that it has.
 
-    for name in names:
+    Raises UsageError for a model, a precision or a flag that cannot be, EnvironmentLacksError for an engine that is not
+    here and for a URL that does not answer or does not let us in.
+    """
+    from inferloop.models.resolve import locate
+
+    if is_url(name):
+        run_async(lambda: _ask(endpoint(name, entry), asked))
+    elif name != "scripted":
+        locate(model.id)
         if name in ENGINES:
-            require(name, parse_venvs(venvs))
+            from inferloop.cli.engines import check_engine
+
+            check_engine(name, flags, venvs or ())
+        else:
+            precision_flags(model)
+
+
+async def _ask(at: Endpoint, model: str | None) -> None:
+    from inferloop.backends.http import HttpClient
+    from inferloop.bench.target import describe_target
+
+    client = HttpClient(at)
+    try:
+        await describe_target(client, model=model)
+    finally:
+        await client.close()
 
 
 @contextlib.asynccontextmanager

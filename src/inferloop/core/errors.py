@@ -92,7 +92,13 @@ class PortInUseError(EnvironmentLacksError):
 
 
 class LaunchError(EnvironmentLacksError):
-    """A launched engine exited or did not become ready. The text ends with the last lines of its log."""
+    """A launched engine exited or did not become ready. The text ends with the last lines of its log. `wrong_usage`: it
+    says itself that it was given something wrong."""
+
+    def __init__(self, what: str, *, wrong_usage: bool = False) -> None:
+        super().__init__(what)
+        if wrong_usage:
+            self.exit_code = UsageError.exit_code
 
 
 class RecordWriteError(EnvironmentLacksError):

@@ -32,12 +32,19 @@ def resolve(model_id: str, *, cache_dir: Path | None = None, progress: Progress 
     available), for terms that nobody has accepted, or when a fetch fails, ModelFileError for a file that is absent,
     damaged or not supported.
     """
+    path = locate(model_id)
+    return open_files(model_id, path or fetch(known_models()[model_id], cache_dir, progress))
+
+
+def locate(model_id: str) -> Path | None:
+    """Where the user keeps a model; None for one of the catalogue, which is fetched. Reads nothing of it. Raises what
+    `resolve` raises for a name nobody knows, a hub id and a file that is absent."""
     known = known_models()
     if model_id in known:
-        return open_files(model_id, fetch(known[model_id], cache_dir, progress))
+        return None
     path = Path(model_id).expanduser()
     if path.exists():
-        return open_files(model_id, path)
+        return path
     if path.suffix == ".gguf" or path.is_absolute() or model_id.startswith(("./", "../", "~")):
         raise ModelFileError(f"{path}: no such file or directory")
     if _HUB_ID.match(model_id):

@@ -14,9 +14,10 @@ import pytest
 from tests.unit.backends.conftest import FakeVenv
 from tests.waiting import until
 
+from inferloop.backends.discover import ENGINES
 from inferloop.cli import wire
 from inferloop.contract.workload import ModelRef
-from inferloop.core.errors import LaunchError, ModelFileError
+from inferloop.core.errors import LaunchError, ModelFileError, UsageError
 
 MAIN = """
 import json, os, sys, time
@@ -156,3 +157,25 @@ async def test_a_directory_for_an_engine_of_gguf_files_is_refused(
             venvs=[f"llama-server={folder}"],
         ):
             raise AssertionError("nothing to start")
+
+
+def test_an_engines_own_parser_is_asked_before_it_is_started(
+    fake_venv: FakeVenv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--n_batch", type=int)
+parser.parse_args()
+open("started", "w")
+"""
+    packages = {"llama-cpp-python": "0.3", **dict.fromkeys(ENGINES["llamacpp"].server_needs, "1")}
+    venv = [f"llamacpp={fake_venv('engine', packages, {'llama_cpp/server/__main__.py': program})}"]
+    monkeypatch.chdir(tmp_path)
+    model = ModelRef("smollm2-135m-instruct")
+    wire.check_ready("llamacpp", {"n_batch": "64", "threads": "2"}, model, wire.Entry(), venv)
+    with pytest.raises(UsageError, match=r"target llamacpp: unrecognized arguments: --nosuch 1$"):
+        wire.check_ready("llamacpp", {"nosuch": "1"}, model, wire.Entry(), venv)
+    with pytest.raises(UsageError, match=r"target llamacpp: argument --n_batch: invalid int value: 'x'$"):
+        wire.check_ready("llamacpp", {"n-batch": "x"}, model, wire.Entry(), venv)
+    assert not (tmp_path / "started").exists()

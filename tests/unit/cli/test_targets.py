@@ -9,7 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from inferloop.cli.main import app
-from inferloop.cli.wire import Entry, check_target, embedded_spec, endpoint, is_url, target_flags, tpot_objective_ms
+from inferloop.cli.wire import (
+    Entry,
+    check_target,
+    embedded_spec,
+    endpoint,
+    is_url,
+    target_flags,
+    tpot_objective_ms,
+)
 from inferloop.contract.workload import ModelRef
 from inferloop.core.errors import UsageError
 from inferloop.core.secret import Secret
@@ -100,6 +108,8 @@ def test_flags_are_for_what_is_launched() -> None:
         ("embedded threads=0", "--threads"),
         ("embedded nosuch=1", "No such option: --nosuch"),
         ("scripted ttft=5", "did you mean ttft_ms"),
+        ("openvino nosuch=1", "No such option: --nosuch"),
+        ("vllm threads=two", "target vllm: threads=two is no whole number"),
         ("localhost:8000", "did you mean 'http://localhost:8000'"),
     ],
 )
@@ -108,16 +118,33 @@ def test_a_wrong_target_is_told_before_anything_is_started(text: str, says: str)
         target_flags(text, Entry())
 
 
-def test_an_engine_that_is_not_here_is_told_before_others_are_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise AssertionError("started")
+CONTRACT = (
+    "{model: %s, qps: {avg: 1}, input_tokens: 30, output_tokens: 8, prefix_reuse: 0, slo: {ttft_p95_ms: 900}, "
+    "service: s}"
+)
 
-    monkeypatch.setattr("inferloop.cli.wire.target", refused)
+
+@pytest.mark.parametrize(
+    ("verb", "target", "model", "says"),
+    [
+        ("up", "nosuch", "smollm2-135m-instruct", "--target nosuch"),
+        ("up", "embedded", "smolm2-135m-instruct", "did you mean 'smollm2-135m-instruct'"),
+        ("up", "embedded", "/nosuch.gguf", "/nosuch.gguf: no such file"),
+        ("bench", "embedded", "/nosuch.gguf", "/nosuch.gguf: no such file"),
+        ("bench", "trtllm", "smollm2-135m-instruct", "trtllm is not installed"),
+        ("bench", "http://127.0.0.1:9", "m", "http://127.0.0.1:9 does not answer"),
+        ("bench", "scripted --profile", "m", "plays traffic.rate_profile"),
+        ("compare", "scripted,http://127.0.0.1:9", "m", "http://127.0.0.1:9 does not answer"),
+        ("compare", "scripted,trtllm", "smollm2-135m-instruct", "trtllm is not installed"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_says_that_work_begins(
+    verb: str, target: str, model: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # so that no .peers are found
-    (tmp_path / "c.yaml").write_text(
-        "{model: m, qps: {avg: 1}, input_tokens: 30, output_tokens: 8, prefix_reuse: 0, slo: {ttft_p95_ms: 900}}"
-    )
-    result = CliRunner().invoke(app, ["compare", "c.yaml", "--targets", "scripted,trtllm"])
-    assert result.exit_code == 3 and "trtllm is not installed" in " ".join(result.output.split())
+    (tmp_path / "c.yaml").write_text(CONTRACT % model)
+    option = "--targets" if verb == "compare" else "--target"
+    result = CliRunner().invoke(app, [verb, "c.yaml", option, *target.split()])
+    told = " ".join(result.stderr.split())
+    assert told.startswith("error: ") and says in told and result.exit_code in (2, 3)
+    assert not (tmp_path / "runs").exists()

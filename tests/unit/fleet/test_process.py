@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from inferloop.backends.protocols import LaunchSpec, ReadyProbe
-from inferloop.core.errors import LaunchError
+from inferloop.core.errors import LaunchError, UsageError
 from inferloop.fleet.act.ports import bind_listener, reserve_port
 from inferloop.fleet.act.process import ReplicaProcess, log_tail
 
@@ -118,6 +118,15 @@ async def test_an_engine_that_exits_early_is_a_launch_error_with_its_last_words(
     with pytest.raises(LaunchError, match=r"(?s)r1.*exited with code 3.*no such model: tiny"):
         await process.wait_ready()
     assert await process.stop() == 3
+
+
+async def test_of_an_engine_that_refuses_a_flag_its_own_line_is_told(tmp_path: Path) -> None:
+    program = (
+        "import argparse; argparse.ArgumentParser('engine', usage='engine ' + '[--flag] ' * 30).parse_args(['--no'])"
+    )
+    with pytest.raises(LaunchError, match=r"its log ends:\nengine: error: unrecognized arguments: --no$") as told:
+        await ReplicaProcess.start_ready(spec_of(program), log_path=tmp_path / "log")
+    assert told.value.exit_code == UsageError.exit_code
 
 
 async def test_an_engine_that_never_gets_ready_is_a_launch_error(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,6 +33,9 @@ _PROBE_TIMEOUT_S = 5.0
 _KILL_WAIT_S = 10.0
 _LOG_TAIL_LINES = 20
 _PORT_ATTEMPTS = 3
+_WRONG_USAGE = 2
+"""With which argparse and click end, and our own verbs."""
+_LAST_WORD = re.compile(r"^\S+: error: ", re.M)
 
 
 def log_tail(path: Path, num_lines: int = _LOG_TAIL_LINES) -> str:
@@ -43,6 +47,12 @@ def log_tail(path: Path, num_lines: int = _LOG_TAIL_LINES) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-num_lines:])
+
+
+def _without_usage(tail: str) -> str:
+    """From argparse's last word on, where a log has it: before it stand all flags that there are."""
+    found = list(_LAST_WORD.finditer(tail))
+    return tail[found[-1].start() :] if found else tail
 
 
 class ReplicaProcess:
@@ -238,10 +248,11 @@ class ReplicaProcess:
             self._lifeline.shutdown(socket.SHUT_WR)
 
     def _launch_error(self, what: str) -> LaunchError:
-        tail = log_tail(self.log_path)
+        tail = _without_usage(log_tail(self.log_path))
         end = f"its log ends:\n{tail}" if tail else "its log is empty"
         return LaunchError(
-            f"{self.replica_id} ({self.spec.backend}, {self.spec.model_id}) {what}; log: {self.log_path}; {end}"
+            f"{self.replica_id} ({self.spec.backend}, {self.spec.model_id}) {what}; log: {self.log_path}; {end}",
+            wrong_usage=self.returncode == _WRONG_USAGE,
         )
 
     def _on_lifeline(self) -> None:
