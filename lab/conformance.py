@@ -35,7 +35,7 @@ async def conformance(target: str, model: str, names: list[str], timeout_s: floa
     ) as up:
         start_s = time.monotonic() - begin
         checks = [CHECK_NAMES[n] for n in names]
-        results = await run_checks(up.at.url, up.model or model, checks=checks, timeout_s=timeout_s)
+        results = await run_checks(up.at, up.model or model, checks=checks, timeout_s=timeout_s)
     if name in ENGINES:
         results = by_design(results, ENGINES[name].capabilities)
     told = up.launched.told if up.launched else {}

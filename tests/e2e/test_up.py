@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from inferloop.models.resolve import ModelFiles
 from inferloop.records.run import open_run
 
+KEY = "sk-first-4f1d88e2b7"
 CONTRACT = """
 version: 1
 service: smoke
@@ -79,8 +81,13 @@ def _command_lines() -> Iterator[str]:
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_once_does_everything_and_exits_by_the_verdict(workspace: Path) -> None:
+    """With an API key, so that everything it does for itself has to have one."""
     done = subprocess.run(
-        command(workspace, "--once", "--json", "--bench-budget-s", "40"), capture_output=True, text=True, timeout=300
+        command(workspace, "--once", "--json", "--bench-budget-s", "40"),
+        env=os.environ | {"INFERLOOP_API_KEY": KEY},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
@@ -109,6 +116,8 @@ def test_once_does_everything_and_exits_by_the_verdict(workspace: Path) -> None:
     assert {row["identity_digest"] for row in rows} == {record.header.identity["digest"]}
     assert {row["service"] for row in rows} == {"smoke"}
     assert "France" not in "".join(_lines(record.path / "events", "*.jsonl")), "events hold no text"
+    assert KEY not in done.stdout + done.stderr
+    assert not [path for path in record.path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
 def _lines(folder: Path, pattern: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from inferloop.backends.conformance_checks import CHECKS
 from inferloop.backends.conformance_target import FailedCheckError, RefusedCheckError, Target
+from inferloop.backends.endpoint import Endpoint
 from inferloop.backends.http import HttpClient, HttpError
 from inferloop.backends.protocols import Capability
 
@@ -32,10 +33,10 @@ class CheckResult:
 
 
 async def run_checks(
-    base_url: str, model: str, *, checks: Sequence[Check] = CHECKS, timeout_s: float = 60.0
+    at: Endpoint | str, model: str, *, checks: Sequence[Check] = CHECKS, timeout_s: float = 60.0
 ) -> list[CheckResult]:
     """Run the checks one after the other against a server that is ready. `timeout_s` bounds each one."""
-    client = HttpClient(base_url)
+    client = HttpClient(at)
     try:
         return [await run_check(check, Target(client, model), timeout_s=timeout_s) for check in checks]
     finally:

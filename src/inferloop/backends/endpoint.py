@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from inferloop.core.api_keys import KEY_VARIABLE
 from inferloop.core.errors import EnvironmentLacksError, UsageError
 from inferloop.core.secret import Secret
 
-KEY_VARIABLE = "INFERLOOP_API_KEY"
 REFUSED = (401, 403)
 _LOOKS = "it looks like http://127.0.0.1:8000"
 
@@ -91,7 +91,7 @@ class Endpoint:
         found = []
         if self.insecure:
             found.append(f"{self.bare}: the certificate was not checked (--insecure)")
-        if self.api_key is not None and not self.is_tls and not _is_loopback(self.host):
+        if self.api_key is not None and not self.is_tls and not is_loopback(self.host):
             found.append(f"{self.bare}: the API key crossed the network unencrypted")
         return tuple(found)
 
@@ -132,7 +132,8 @@ def endpoint_of(target: Endpoint | str) -> Endpoint:
     return target if isinstance(target, Endpoint) else Endpoint(target)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether what listens there is reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from inferloop.core.ids import TraceContext
 from inferloop.core.request import FinishReason, Sampling
+from inferloop.core.secret import Secret
 from inferloop.engine.schedule.step import Float32, TokenLogprob
 from inferloop.engine.stats import EngineStats
 from inferloop.engine.text.answer import PLAIN_STYLE, AnswerStyle
@@ -275,6 +276,7 @@ class LaunchSpec:
     `context_length` is what the engine takes when it is known from here; `exact_length` are the fields of a request
     body that make an answer as long as `max_tokens` says, for engines that do not know `ignore_eos`. `settings` are
     what the flags come to, its own defaults included, in the same words for all: threads, KV, batch limits.
+    `api_key`: what our own serve is to ask its callers for.
     """
 
     backend: str
@@ -289,6 +291,7 @@ class LaunchSpec:
     context_length: int | None = None
     exact_length: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    api_key: Secret | None = None
 
     def filled(self, port: int, replica: str) -> LaunchSpec:
         """As one replica is started."""

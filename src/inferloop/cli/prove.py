@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inferloop.backends.endpoint import Endpoint
 from inferloop.backends.http import HttpClient, HttpError
 from inferloop.core.ids import TraceContext, new_id
 
@@ -55,11 +56,11 @@ class Proof:
         return f"{len(self.chats)} chats answered, each with a gateway row and a replica row of the same trace"
 
 
-async def prove(url: str, models: Mapping[str, bool], events_dir: Path) -> Proof:
+async def prove(at: Endpoint, models: Mapping[str, bool], events_dir: Path) -> Proof:
     """Ask every question once, every other one streamed, all at the same time; every model at least one. `models` by
     name, and whether it can be asked chats: else it is asked to complete the question. Never raises for a bad answer.
     """
-    client = HttpClient(url)
+    client = HttpClient(at)
     names = [name for name, _ in zip(itertools.cycle(models), range(max(len(QUESTIONS), len(models))), strict=False)]
     try:
         chats = await asyncio.gather(

@@ -18,6 +18,7 @@ from inferloop.cli.adapters import (
     adapter_options,
 )
 from inferloop.cli.common import CacheDirOption, verb
+from inferloop.cli.keys import KeyFileOption, KeyOption, server_keys
 from inferloop.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def serve(
     port_file: Annotated[
         Path | None, typer.Option(help="Write the bound port as JSON here instead of to stdout.")
     ] = None,
+    api_key_file: KeyFileOption = None,
+    api_key: KeyOption = None,
     backend: Annotated[
         Backend, typer.Option(help="embedded: our engine; openvino: OpenVINO GenAI; scripted: plays a timing script.")
     ] = Backend.embedded,
@@ -224,6 +227,7 @@ def serve(
     from inferloop.backends.scripted import Script
     from inferloop.cli.serve_run import Asked, run
     from inferloop.serve.config import ServeConfig
+    from inferloop.serve.keys import ApiKeys
 
     if capture is not Capture.none and events is None:
         raise UsageError("--capture needs --events, which says where to")
@@ -244,6 +248,7 @@ def serve(
     )
     if adapters.num and backend is not Backend.embedded:
         raise UsageError("--enable-lora needs --backend embedded")
+    keys = server_keys(api_key_file)
     named: dict[str, Any] = {} if replica is None else {"replica": replica}
     config = ServeConfig(
         **named,
@@ -254,6 +259,7 @@ def serve(
         drain_timeout_s=drain_timeout_s,
         request_timeout_s=request_timeout_s,
         adapter_folder=adapters.folder,
+        keys=ApiKeys(keys) if keys else None,
         node=platform.node() or None,
         hardware=f"{platform.machine()} {device if backend is not Backend.scripted else 'none'}",
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferloop.cli.common import is_interactive, stderr
+from inferloop.cli.keys import warn_of_open_door
 from inferloop.core.errors import InferloopError, UsageError
 
 if TYPE_CHECKING:
@@ -58,9 +59,13 @@ def run(asked: Asked) -> None:
     from inferloop.serve.run import bind, serve
 
     def tell(url: str) -> None:
-        stderr.print(f"serving {asked.name} on {url}  (Ctrl-C stops it when running requests are done)", markup=False)
+        whom = "" if asked.config.keys is None else ", to who has an API key"
+        ends = "(Ctrl-C stops it when running requests are done)"
+        stderr.print(f"serving {asked.name} on {url}{whom}  {ends}", markup=False)
 
     with bind(*asked.address) as sock, contextlib.ExitStack() as stack:
+        if asked.config.keys is None:
+            warn_of_open_door(*sock.getsockname()[:2])
         batch = stack.enter_context(_batch(asked))
         sink = DropSink() if asked.events is None else JsonlSink(asked.events)
         content = None if asked.config.content_path is None else JsonlSink(asked.config.content_path)

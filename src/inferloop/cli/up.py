@@ -20,6 +20,7 @@ from inferloop.cli.common import (
     verb,
 )
 from inferloop.cli.engines import VenvOption
+from inferloop.cli.keys import KeyFileOption, KeyOption, server_keys
 from inferloop.core.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def up(
         bool, typer.Option("--once", help="Do everything, prove the service with real chats, stop, exit by verdict.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 0,
+    api_key_file: KeyFileOption = None,
+    api_key: KeyOption = None,
     seed: SeedOption = None,
     bench_budget_s: Annotated[float, typer.Option(min=10, max=86400, help="Time for the frontier.")] = 170.0,
     rho: Annotated[
@@ -78,6 +81,7 @@ def up(
         cache_dir=cache_dir,
         target=target,
         venvs=tuple(venv or ()),
+        keys=server_keys(api_key_file),
     )
     job = Up(options, Narrator(stderr, RealClock()), lambda folder: write_report(open_run(folder)))
 
@@ -86,7 +90,8 @@ def up(
         if once:
             return
         _tell(outcome, json_output)
-        stderr.print(f"\nserving on {fleet.url}  (Ctrl-C stops it)")
+        whom = ", to who has an API key" if options.keys else ""
+        stderr.print(f"\nserving on {fleet.url}{whom}  (Ctrl-C stops it)")
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from inferloop.backends.conformance import CheckResult, run_checks
+from inferloop.backends.endpoint import Endpoint
 from inferloop.backends.http import HttpClient
 from inferloop.backends.protocols import LaunchSpec
 from inferloop.backends.serve_process import Value
@@ -35,6 +37,7 @@ from inferloop.contract.load import load
 from inferloop.contract.workload import ModelRef
 from inferloop.core.digest import plain
 from inferloop.core.errors import UsageError
+from inferloop.core.secret import Secret
 from inferloop.core.units import human_bytes
 from inferloop.engine.text.codec import Codec
 from inferloop.evals.load import load_suite
@@ -50,6 +53,7 @@ from inferloop.models.resolve import ModelFiles
 from inferloop.plan.capacity import Sizing, size
 from inferloop.records.run import RunWriter
 from inferloop.records.sink import JsonlSink
+from inferloop.serve.keys import ApiKeys
 
 _MIN_KV_MIB = 128
 _TARGETS = ("embedded", "openvino")
@@ -59,7 +63,8 @@ _TARGETS = ("embedded", "openvino")
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """`threads` is what one replica computes with; `kv_memory_mib` its KV pool. `target` is what its replicas are, of
-    those that run behind our own serve, and `venvs` are where engines of others may lie. `seed` None: a random one."""
+    those that run behind our own serve, and `venvs` are where engines of others may lie. `seed` None: a random one.
+    `keys` are what callers need one of, if there are any."""
 
     contract: Path
     runs_dir: Path
@@ -73,6 +78,7 @@ class UpOptions:
     cache_dir: Path | None
     target: str = "embedded"
     venvs: tuple[str, ...] = ()
+    keys: tuple[Secret, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ class Up:
         """The name in the API of the model that is judged and measured."""
         self._kv_memory_mib = max(_MIN_KV_MIB, options.kv_memory_mib)
         self._seed = 0
+        # or who may not enter at the gateway would go round it, to a port of a replica
+        self._replica_key = Secret(secrets.token_urlsafe(32)) if options.keys else None
 
     async def run(self, serve_until: Callable[[Outcome, Fleet], Awaitable[None]]) -> Outcome:
         """Raises InferloopError when something that is needed is missing; a verdict, however bad, is an outcome."""
@@ -128,7 +136,10 @@ class Up:
             memory = judged.gate
             if memory.verdict == "fail":
                 return self._finish(writer, [memory])
-            specs = {name: await self._spec(writer.path, name, files[name]) for name in self._models}
+            specs = {
+                name: replace(await self._spec(writer.path, name, files[name]), api_key=self._replica_key)
+                for name in self._models
+            }
             measured = await self._measure(writer, files, specs[self._measured])
             if measured.bench is None:
                 return self._finish(writer, [memory], measured)
@@ -146,7 +157,7 @@ class Up:
                 self._narrator.news(told)
             async with self._fleet(writer, specs, fitting) as fleet:
                 with self._stage(writer, "proof", "real chats through the gateway"):
-                    proof = await prove(fleet.url, self._asked(files), writer.path / "events")
+                    proof = await prove(self._gateway(fleet), self._asked(files), writer.path / "events")
                     self._narrator.news(proof.reason)
                 outcome = self._finish(writer, [memory], measured, sizing, fitting, proof)
                 await serve_until(outcome, fleet)
@@ -204,21 +215,24 @@ class Up:
             )
         grace_s = 0.0
         try:
-            writer.update(identity=await self._identity(process.url))
+            writer.update(identity=await self._identity(process.at))
             with self._stage(writer, "protocol", "protocol checks"):
-                checks = tuple(await run_checks(process.url, self._measured))
+                checks = tuple(await run_checks(process.at, self._measured))
                 protocol = gates.protocol_gate(checks)
                 self._narrator.news(f"{protocol.verdict}: {protocol.reason}")
-            quality = await self._judge_quality(writer, process.url)
+            quality = await self._judge_quality(writer, process.at)
             answers_right = protocol.verdict == "pass" and gates.quality_gate(contract, quality).verdict in (
                 "pass",
                 "not declared",
             )
-            bench = await self._bench(writer, files[self._measured], process.url) if answers_right else None
+            bench = await self._bench(writer, files[self._measured], process.at) if answers_right else None
             grace_s = spec.drain_timeout_s
             return Measured(checks, quality, bench, process.memory_bytes())
         finally:
             await process.stop(grace_s)
+
+    def _gateway(self, fleet: Fleet) -> Endpoint:
+        return Endpoint(fleet.url, self._options.keys[0] if self._options.keys else None)
 
     def _asked(self, files: Mapping[str, ModelFiles]) -> dict[str, bool]:
         """The names under which the service is proven, and whether they can be asked chats."""
@@ -227,23 +241,23 @@ class Up:
         chats = {name: one.header.chat_template is not None for name, one in files.items()}
         return {asked_model(self._contract): chats[self._measured], **chats}
 
-    async def _identity(self, url: str) -> dict[str, Any] | None:
-        client = HttpClient(url)
+    async def _identity(self, at: Endpoint) -> dict[str, Any] | None:
+        client = HttpClient(at)
         try:
             return (await describe_target(client, model=self._measured)).identity
         finally:
             await client.close()
 
-    async def _judge_quality(self, writer: RunWriter, url: str) -> dict[str, Any] | None:
+    async def _judge_quality(self, writer: RunWriter, at: Endpoint) -> dict[str, Any] | None:
         gate = self._contract.quality
         if gate is None or self._suite is None:
             return None
         with self._stage(writer, "quality", f"quality suite {self._suite.name}"):
-            summary = (await run_suite(self._suite, url, model=self._measured)).summary(gate)
+            summary = (await run_suite(self._suite, at, model=self._measured)).summary(gate)
             self._narrator.news(f"{summary['verdict']}: {'; '.join(summary['reasons'])}")
             return summary
 
-    async def _bench(self, writer: RunWriter, files: ModelFiles, url: str) -> BenchResult:
+    async def _bench(self, writer: RunWriter, files: ModelFiles, at: Endpoint) -> BenchResult:
         def progress(news: BenchProgress) -> None:
             if news.text is not None:
                 self._narrator.news(news.text)
@@ -253,7 +267,7 @@ class Up:
         with self._stage(writer, "bench", "frontier of one replica"):
             codec = await asyncio.to_thread(Codec, files)
             options = BenchOptions(seed=self._seed, budget_s=self._options.bench_budget_s)
-            return await run_bench(self._contract, url, self._measured, codec, options, writer, progress)
+            return await run_bench(self._contract, at, self._measured, codec, options, writer, progress)
 
     @contextlib.asynccontextmanager
     async def _fleet(
@@ -266,7 +280,11 @@ class Up:
         config = FleetConfig(
             log_dir=writer.path / "logs",
             port=self._options.port,
-            gateway=GatewayConfig(service=self._contract.service, routing=routing),
+            gateway=GatewayConfig(
+                service=self._contract.service,
+                routing=routing,
+                keys=ApiKeys(self._options.keys) if self._options.keys else None,
+            ),
         )
         try:
             async with Fleet(specs if routing else specs[self._measured], config, sink=sink) as fleet:

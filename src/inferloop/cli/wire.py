@@ -175,10 +175,10 @@ def is_url(name: str) -> bool:
 
 
 def endpoint(url: str, entry: Entry) -> Endpoint:
-    """The URL with its key, which is read from the environment here and nowhere else. Raises UsageError for a URL that
-    is none, or that holds a key itself, and for an entry that does not fit it."""
-    from inferloop.backends.endpoint import KEY_VARIABLE, Endpoint
-    from inferloop.core.secret import Secret
+    """The URL with its key, the first where the environment has several, as servers take them. Raises UsageError for a
+    URL that is none, or that holds a key itself, for what is no key, and for an entry that does not fit the URL."""
+    from inferloop.backends.endpoint import Endpoint
+    from inferloop.core.api_keys import KEY_VARIABLE, keys_in_variable
 
     made = Endpoint(url, ca_file=entry.ca_file, insecure=entry.insecure)
     made.tls()  # a file that cannot be read is told now
@@ -187,8 +187,8 @@ def endpoint(url: str, entry: Entry) -> Endpoint:
         names.insert(0, f"{KEY_VARIABLE}_{entry.label}")
     if made.is_tls and (made.host == _OPENAI or made.host.endswith("." + _OPENAI)):
         names.append("OPENAI_API_KEY")  # which is for nobody else's servers
-    found = next((text for name in names if (text := os.environ.get(name, "").strip())), None)
-    return made if found is None else replace(made, api_key=Secret(found))
+    found = next((name for name in names if os.environ.get(name, "").strip()), None)
+    return made if found is None else replace(made, api_key=keys_in_variable(os.environ[found], found)[0])
 
 
 _OPENAI = "openai.com"
@@ -207,6 +207,11 @@ def target_flags(text: str, entry: Entry) -> tuple[str, dict[str, Value]]:
 
         Script.parse(words)  # told before anything is started
         return name, {"script": words} if words else {}
+    if asked := next((word for word in words if _KEY_FLAG.match(word)), None):
+        raise UsageError(
+            f"target {name}: {asked.partition('=')[0]}: what is launched for a run answers on this machine alone, and "
+            "asks for no API key"
+        )
     pairs = [word.removeprefix("--").partition("=") for word in words]
     flags: dict[str, Value] = {key.replace("-", "_"): value if equals else True for key, equals, value in pairs}
     if name == "embedded":
@@ -221,6 +226,7 @@ def target_flags(text: str, entry: Entry) -> tuple[str, dict[str, Value]]:
     return name, flags
 
 
+_KEY_FLAG = re.compile(r"(--)?api[-_]key([-_]file)?(=|$)")
 _SERVE_NAMES = {"tensor_parallel": "tensor_parallel_size", "memory_mib": "kv_memory_mib"}
 """Of what every engine takes under one name here, where `serve` has another."""
 

@@ -29,6 +29,7 @@ from inferloop.serve.embeddings import EmbeddingsEndpoint
 from inferloop.serve.errors import MethodError, NotFoundError, error_headers, error_object, error_status
 from inferloop.serve.generate import GenerateEndpoint
 from inferloop.serve.health import HealthEndpoints, json_response
+from inferloop.serve.keys import Guard
 from inferloop.serve.openapi import openapi_document
 from inferloop.serve.render import RenderEndpoint
 from inferloop.serve.replica import Replica
@@ -51,9 +52,12 @@ def build_app(
     health, texts, adapters = HealthEndpoints(replica), TextEndpoints(replica), AdapterEndpoints(replica)
     batches = None if batch is None else Batches(replica, batch)
     document = functools.cache(openapi_document)  # most servers are never asked for it
+    middleware = [Middleware(Envelope, replica=config.replica, identity_digest=replica.identity_digest)]
+    if config.keys is not None:
+        middleware.append(Middleware(Guard, keys=config.keys, count=replica.metrics.count_refused))
 
     async def openapi(_: Request) -> Response:
-        told = document(batches=batches is not None, adapters=adapters.are_on)
+        told = document(batches=batches is not None, adapters=adapters.are_on, guarded=config.keys is not None)
         return json_response(told)
 
     @contextlib.asynccontextmanager
@@ -98,7 +102,7 @@ def build_app(
             Route("/metrics", health.metrics, methods=["GET"]),
             Route("/openapi.json", openapi, methods=["GET"]),
         ],
-        middleware=[Middleware(Envelope, replica=config.replica, identity_digest=replica.identity_digest)],
+        middleware=middleware,
         exception_handlers={
             HTTPException: _http_error,
             InferloopError: _error,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from inferloop.core.ids import new_id
 from inferloop.core.units import MIB
+from inferloop.serve.keys import ApiKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class ServeConfig:
     max_body_bytes: int = 8 * MIB
     adapter_folder: Path | None = None
     """Adapters below it may be loaded, and any unloaded, over HTTP; None: none."""
+    keys: ApiKeys | None = None
+    """Whoever asks needs one of them; None: nobody does."""
     node: str | None = None
     region: str | None = None
     hardware: str | None = None

@@ -63,6 +63,16 @@ class MethodError(RequestError):
     status = 405
 
 
+class UnauthorizedError(RequestError):
+    """No API key, or (`is_wrong`) one that is not known."""
+
+    status = 401
+
+    def __init__(self, message: str, *, is_wrong: bool = False) -> None:
+        self.challenge = 'Bearer realm="inferloop"' + (', error="invalid_token"' if is_wrong else "")  # RFC 6750
+        super().__init__(message, code="invalid_api_key")
+
+
 class CutShortError(InferloopError):
     """The request was ended before its answer was complete, and not by a fault. `code` says why."""
 
@@ -119,7 +129,9 @@ def _quotable(text: str) -> str:
 
 def error_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
     if isinstance(error, CutShortError | RequestError):
-        return [(b"x-should-retry", b"false")]  # clients of OpenAI's send anew after a 408, 409 and all from 500 on
+        # clients of OpenAI's send anew after a 408, 409 and all from 500 on
+        challenge = [(b"www-authenticate", error.challenge.encode())] if isinstance(error, UnauthorizedError) else []
+        return [(b"x-should-retry", b"false"), *challenge]
     if isinstance(error, OverloadedError):
         return [(b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode())]
     return []

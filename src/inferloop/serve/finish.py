@@ -220,8 +220,7 @@ class Attempt:
         refused = isinstance(error, RequestError | OverloadedError) and self._num_output == 0
         if refused and not self._background:
             code = error.code if isinstance(error, RequestError) else "overloaded"
-            metrics = self.replica.metrics
-            metrics.refused[code] = metrics.refused.get(code, 0) + 1
+            self.replica.metrics.count_refused(code)
         if isinstance(error, OverloadedError):
             shed = self.replica.metrics.shed
             shed[error.reason] = shed.get(error.reason, 0) + 1

@@ -131,6 +131,9 @@ class Metrics(Collector):
     def observe(self, key: str, seconds: float, times: int = 1) -> None:
         self.histograms[key].observe(seconds, times)
 
+    def count_refused(self, code: str) -> None:
+        self.refused[code] = self.refused.get(code, 0) + 1
+
     def render(self) -> bytes:
         """Prometheus text 0.0.4."""
         return generate_latest(self._registry)

@@ -12,6 +12,7 @@ from inferloop.serve.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferloop.serve.batch import wire as batch
 from inferloop.serve.embeddings import Embeddings, EmbeddingsRequest
 from inferloop.serve.endpoint import MAX_TIMEOUT_MS, TIMEOUT_HEADER
+from inferloop.serve.keys import OPEN_PATHS
 from inferloop.serve.render import Rendered
 from inferloop.serve.responses.replies import Response
 from inferloop.serve.responses.wire import ResponsesRequest
@@ -83,9 +84,9 @@ _REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def openapi_document(*, batches: bool = False, adapters: bool = False) -> dict[str, Any]:
-    """An OpenAPI 3.1 document; with the paths of batch jobs when the server keeps them, and those of adapters when it
-    loads any while it runs."""
+def openapi_document(*, batches: bool = False, adapters: bool = False, guarded: bool = False) -> dict[str, Any]:
+    """An OpenAPI 3.1 document; with the paths of batch jobs when the server keeps them, those of adapters when it loads
+    any while it runs, and the key that it asks for when it is `guarded`."""
     jobs, plain = _BATCH if batches else [], _OK | (_ADAPTERS if adapters else {})
     types: set[Any] = {t for _, request, answer, _ in plain.values() for t in (request, answer) if t is not None}
     types |= {t for _, _, request, answer, _ in jobs for t in (request, answer) if t is not None}
@@ -101,12 +102,18 @@ def openapi_document(*, batches: bool = False, adapters: bool = False) -> dict[s
         paths.setdefault(path, {})[method] = _batch_operation(path, method, operation)
     for path, media in (("/metrics", "text/plain"), ("/openapi.json", "application/json")):
         paths[path] = {"get": {"responses": {"200": {"description": path, "content": {media: {}}}}}}
-    return {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "inferloop", "version": version("inferloop")},
         "paths": paths,
         "components": {"schemas": components},
     }
+    if guarded:
+        document["components"]["securitySchemes"] = {"api_key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"api_key": []}]
+        for path in OPEN_PATHS & paths.keys():
+            paths[path]["get"]["security"] = []
+    return document
 
 
 def _operation(path: str, summary: str, request: Any, answer: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:

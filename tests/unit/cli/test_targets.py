@@ -84,8 +84,18 @@ def test_keys_come_from_the_environment_and_go_where_they_belong(monkeypatch: py
     monkeypatch.setenv("INFERLOOP_API_KEY_B", "second")
     assert endpoint("http://x", Entry(label="A")).api_key == Secret("ours")
     assert endpoint("http://x", Entry(label="B")).api_key == Secret("second")
+    monkeypatch.setenv("INFERLOOP_API_KEY", "first,second")
+    assert endpoint("http://x", Entry()).api_key == Secret("first"), "a server takes both"
     monkeypatch.setenv("INFERLOOP_API_KEY", "")
     assert endpoint("http://x", Entry()).api_key is None
+
+
+@pytest.mark.parametrize("flag", ["api_key_file=/x", "--api-key-file=/x", "api_key=hush"])
+@pytest.mark.parametrize("target", ["embedded", "vllm"])
+def test_what_is_launched_for_a_run_asks_for_no_key(target: str, flag: str) -> None:
+    with pytest.raises(UsageError, match="asks for no API key") as refused:
+        target_flags(f"{target} {flag}", Entry())
+    assert "hush" not in str(refused.value)
 
 
 def test_flags_are_for_what_is_launched() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,7 @@ import pytest
 
 from inferloop.backends.protocols import LaunchSpec, ReadyProbe
 from inferloop.core.errors import LaunchError, UsageError
+from inferloop.core.secret import Secret
 from inferloop.fleet.act.ports import bind_listener, reserve_port
 from inferloop.fleet.act.process import ReplicaProcess, log_tail
 
@@ -59,6 +62,20 @@ async def test_runs_answers_and_stops_with_the_engines_own_exit_code(tmp_path: P
     assert await process.stop(10) == 7
     assert await process.stop(10) == 7, "stopping twice is the same"
     assert process.returncode == 7 and "engine starts" in log.read_text()
+
+
+async def test_an_engine_gets_its_own_key_and_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INFERLOOP_API_KEY", "INFERLOOP_API_KEY_B", "VLLM_API_KEY", "API_KEY"):
+        monkeypatch.setenv(name, "sk-outside")
+    told = tmp_path / "environment"
+    program = f"import json, os; open({str(told)!r}, 'w').write(json.dumps(dict(os.environ)))"
+    for key in (None, Secret("sk-own")):
+        spec = replace(spec_of(program), api_key=key)
+        process = await ReplicaProcess.start(spec, log_path=tmp_path / "log")
+        assert process.at.api_key == key and await process.wait() == 0
+        environment = json.loads(told.read_text())
+        assert "sk-outside" not in environment.values()
+        assert environment.get("INFERLOOP_API_KEY") == (None if key is None else "sk-own")
 
 
 async def test_stop_takes_the_whole_tree_even_daemonized_children(tmp_path: Path) -> None:

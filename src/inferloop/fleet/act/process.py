@@ -18,8 +18,10 @@ from typing import Any
 
 import psutil
 
+from inferloop.backends.endpoint import Endpoint
 from inferloop.backends.http import HttpClient, HttpError
 from inferloop.backends.protocols import LaunchSpec
+from inferloop.core.api_keys import KEY_VARIABLE
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.errors import LaunchError
 from inferloop.core.units import NS_PER_S
@@ -36,6 +38,8 @@ _PORT_ATTEMPTS = 3
 _WRONG_USAGE = 2
 """With which argparse and click end, and our own verbs."""
 _LAST_WORD = re.compile(r"^\S+: error: ", re.M)
+_KEY = re.compile(r"(^|_)API_KEY(_|$)")
+"""Variables of keys to other servers. No engine needs one, and some would ask their callers for it."""
 
 
 def log_tail(path: Path, num_lines: int = _LOG_TAIL_LINES) -> str:
@@ -58,8 +62,8 @@ def _without_usage(tail: str) -> str:
 class ReplicaProcess:
     """One running engine. Made by `start` on a running event loop, and bound to that loop.
 
-    `url` is where it listens once ready, `pid` the engine itself, `guard_pid` the guard above it, `tree` the engine
-    with all that it has started.
+    `url` is where it listens once ready, and `at` the same with the key that it asks for; `pid` is the engine itself,
+    `guard_pid` the guard above it, `tree` the engine with all that it has started.
     """
 
     def __init__(
@@ -103,7 +107,9 @@ class ReplicaProcess:
         chosen = port or reserve_port(_HOST)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         filled = spec.filled(chosen, replica_id)
-        argv, env = filled.argv, {**os.environ, **filled.env}
+        inherited = {name: value for name, value in os.environ.items() if not _KEY.search(name)}
+        key = {} if spec.api_key is None else {KEY_VARIABLE: spec.api_key.reveal()}
+        argv, env = filled.argv, {**inherited, **filled.env, **key}
         guard: subprocess.Popen[bytes] | None = None
         ours: socket.socket | None = None
         try:
@@ -154,6 +160,10 @@ class ReplicaProcess:
                 await process.stop(0)
                 raise
         raise AssertionError("unreachable")
+
+    @property
+    def at(self) -> Endpoint:
+        return Endpoint(self.url, self.spec.api_key)
 
     @property
     def guard_pid(self) -> int:

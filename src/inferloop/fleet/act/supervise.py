@@ -304,7 +304,7 @@ class Fleet:
             raise
         self._failed_launches.pop(replica_id, None)
         await self._gateway.detach(replica_id)  # where it was in its earlier life
-        self._gateway.attach(replica_id, process.url)
+        self._gateway.attach(replica_id, process.at)
         self._tell(replica_id, Ready())
         prober = Prober(
             process.url,

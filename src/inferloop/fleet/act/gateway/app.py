@@ -12,11 +12,12 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from inferloop.backends.endpoint import Endpoint
 from inferloop.backends.http import HttpClient
 from inferloop.core.clock import Clock, RealClock
 from inferloop.core.ids import TraceContext, accept_request_id
 from inferloop.fleet.act.gateway.account import Account
-from inferloop.fleet.act.gateway.answers import Message, RawHeaders, Receive, Send, error_answer, send_answer
+from inferloop.fleet.act.gateway.answers import Answer, Message, RawHeaders, Receive, Send, error_answer, send_answer
 from inferloop.fleet.act.gateway.ask import Asker, failure_answer, refusal_answer
 from inferloop.fleet.act.gateway.cancel import cancel_everywhere, is_cancel
 from inferloop.fleet.act.gateway.config import GatewayConfig
@@ -28,6 +29,7 @@ from inferloop.fleet.act.gateway.routed import RoutedServing
 from inferloop.fleet.act.gateway.upstream import Failed, Streaming, Upstream, UpstreamRequest, forwarded_headers
 from inferloop.fleet.decide.router import Choice, Router
 from inferloop.records.sink import Sink
+from inferloop.serve.errors import error_headers, error_object
 
 log = logging.getLogger(__name__)
 _TYPED_STREAMS = ("/v1/responses",)
@@ -59,9 +61,9 @@ class Gateway:
                 self._config.routing, self._asker, self._config, self.metrics, self._clock, self._upstreams
             )
 
-    def attach(self, replica_id: str, url: str) -> None:
+    def attach(self, replica_id: str, at: Endpoint | str) -> None:
         """Tell where a replica is. It gets requests once the router says it is ready."""
-        self._upstreams[replica_id] = Upstream(replica_id, HttpClient(url, connect_timeout_s=2.0))
+        self._upstreams[replica_id] = Upstream(replica_id, HttpClient(at, connect_timeout_s=2.0))
 
     async def detach(self, replica_id: str) -> None:
         """Forget where a replica is and close the connections to it: streams still open there end with an error."""
@@ -90,7 +92,7 @@ class Gateway:
         )
         path: str = scope["path"]
         account.num_events = 0 if path in _TYPED_STREAMS else None
-        own = own_answer(scope["method"], path, self.router, self.metrics, self._config)
+        own = self._unauthorized(scope) or own_answer(scope["method"], path, self.router, self.metrics, self._config)
         if own is not None:
             await send_answer(send, own, account.headers())
             return
@@ -111,6 +113,17 @@ class Gateway:
             await reply.break_off(500, "the gateway failed", "gateway_failed")
         finally:
             self._book(account)
+
+    def _unauthorized(self, scope: Message) -> Answer | None:
+        """Counted, but no event: nobody may fill the disk who may not enter."""
+        keys = self._config.keys
+        refusal = None if keys is None else keys.refusal(scope["method"], scope["path"], scope["headers"])
+        if refusal is None:
+            return None
+        self.metrics.refusals.labels(refusal.code).inc()
+        self.metrics.requests.labels(str(refusal.status)).inc()
+        headers = ((b"content-type", b"application/json"), *error_headers(refusal))
+        return Answer(refusal.status, error_object(refusal), headers)
 
     async def _read_body(self, receive: Receive) -> bytes | None:
         """The whole body, cut just past the limit so that it cannot fill the memory; None when the caller left."""
@@ -179,6 +192,9 @@ def _short(text: str | None) -> str | None:
 def _request_of(scope: Message, account: Account, body: bytes, config: GatewayConfig) -> UpstreamRequest:
     query: bytes = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
-    headers = forwarded_headers(scope["headers"], account.trace.header, account.request_id)
+    given: RawHeaders = scope["headers"]
+    if config.keys is not None:
+        given = [(name, value) for name, value in given if name != b"authorization"]
+    headers = forwarded_headers(given, account.trace.header, account.request_id)
     sent_body = body if body or scope["method"] == "POST" else None
     return UpstreamRequest(scope["method"], target.decode("latin-1"), headers, sent_body, config.upstream_timeout_s)
