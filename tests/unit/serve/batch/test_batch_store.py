@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferloop.core.errors import UsageError
+from inferloop.core.ids import new_id
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
 from inferloop.serve.batch.input import Row
@@ -21,13 +22,16 @@ from inferloop.serve.batch.store import Store
 from inferloop.serve.batch.wire import LineError
 
 
-def stored(path: Path, num_rows: int = 5, name: str = "b") -> Store:
+def stored(path: Path, num_rows: int = 5) -> Store:
     store = Store(path)
-    if store.file("f") is None:
-        store.add_file(FileRecord("f", "batch", "in.jsonl", 10, 1))
+    store.add_file(FileRecord("f", "batch", "in.jsonl", 10, 1))
+    add(store, "b", num_rows)
+    return store
+
+
+def add(store: Store, name: str, num_rows: int) -> None:
     assert store.add_batch(BatchRecord(name, "m", "/v1/completions", "f", "validating", 1, 2, {"k": "v"}))
     assert store.begin(name, [Row(i, f"c{i}", 0, 1, 1) for i in range(1, num_rows + 1)], 3)
-    return store
 
 
 def answer(number: int, state: str = "completed", name: str = "b") -> Answer:
@@ -61,22 +65,28 @@ def test_a_batch_reads_back_after_a_restart(path: Path) -> None:
     store.close()
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["completed", "failed"])), max_size=20))
-def test_the_first_answer_to_a_row_counts(
-    tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[int, str]]
-) -> None:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A new one for every example would take most of the time."""
     store = stored(tmp_path_factory.mktemp("store") / "b.sqlite")
+    yield store
+    store.close()
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["completed", "failed"])), max_size=20))
+def test_the_first_answer_to_a_row_counts(shared: Store, calls: list[tuple[int, str]]) -> None:
+    store, name = shared, new_id("batch")
+    add(store, name, 5)
     first: dict[int, str] = {}
     for number, state in calls:
-        store.record([answer(number, state)])
+        store.record([answer(number, state, name)])
         first.setdefault(number, state)
-    batch = store.batch("b")
+    batch = store.batch(name)
     assert batch is not None
     states = list(first.values())
     assert (batch.num_completed, batch.num_failed) == (states.count("completed"), states.count("failed"))
-    found = {number: state for number, _, state, _ in store.answers("b", after=0, max_bytes=9999) if state}
+    found = {number: state for number, _, state, _ in store.answers(name, after=0, max_bytes=9999) if state}
     assert found == first
-    store.close()
 
 
 def test_answers_are_recorded_together_or_not_at_all(path: Path) -> None:
