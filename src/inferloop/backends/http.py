@@ -18,6 +18,7 @@ from typing import Any, cast
 import httptools
 
 from inferloop.backends.endpoint import Endpoint, endpoint_of
+from inferloop.backends.limit import within
 
 Header = tuple[str, str]
 _HIGH_WATER_BYTES = 1 << 20
@@ -313,7 +314,7 @@ class HttpClient:
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with within(self._connect_timeout_s):
                 _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             raise HttpError("connect", f"{self.base_url}: no connection in {self._connect_timeout_s:g} s") from None

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from inferloop.backends.endpoint import Endpoint
+from inferloop.backends.limit import within
 from inferloop.bench.client.connection import Connection
 
 _OUR_LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
@@ -133,7 +134,7 @@ class Pool:
         problem: OSError = OSError(f"{endpoint.host} has no address")
         for family, address in list(self._addresses):
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with within(self._timeout_s):
                     _, connection = await loop.create_connection(
                         lambda: Connection(self),
                         address,
