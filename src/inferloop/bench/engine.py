@@ -111,6 +111,9 @@ class Engine:
                     await self._over.wait()
             finally:
                 self.stop("cut")
+                late_ns = self._now_ns() - self._next_tick_ns
+                if late_ns > 0:  # what held the loop up to the very end, so that the tick never came
+                    self._lags.append(late_ns)
                 self._timer.close()
                 self._ticker.close()
                 cpu_ns = time.process_time_ns() - cpu_ns

@@ -103,7 +103,7 @@ class Sender(asyncio.Protocol):
         if self.ready.done() and self.report.done():
             return  # all is told, or it was we who hung up: it may not even know yet
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(_END_S)
         code = self._process.returncode
         self._fail(SenderDiedError(f"a sender process ended early, with code {code}"))
 

@@ -6,6 +6,8 @@ import json
 import socket
 import threading
 
+from tests.waiting import PATIENCE_S
+
 from inferloop.bench.codecs import HttpCodec
 
 
@@ -31,6 +33,6 @@ def test_a_connection_closed_while_idle_is_opened_anew() -> None:
         codec = HttpCodec(f"http://127.0.0.1:{listener.getsockname()[1]}", "m")
         for _ in range(2):
             assert codec.encode_text("x") == (1, 2)
-            assert closed.acquire(timeout=10)
+            assert closed.acquire(timeout=PATIENCE_S)
         codec.close()
-        thread.join(10)
+        thread.join(PATIENCE_S)

@@ -19,12 +19,15 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
+from tests.unit.bench.conftest import SkipAhead
 from tests.unit.bench.test_connections import FRAMED, SSE, Server, always, run, serving
 from tests.unit.bench.test_senders import children
+from tests.waiting import until, wait_until
 
 from inferloop.bench.checks import Checks, self_checks
-from inferloop.bench.drive import DriveOptions, DriveResult, Endpoint, drive
+from inferloop.bench.drive import DriveOptions, DriveResult, Endpoint, Stop, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import Segment, TimedRequest
 from inferloop.core.slo import Objective, Slo
@@ -109,6 +112,7 @@ async def test_who_should_have_come_during_a_freeze_waited_for_its_end(max_in_fl
 
     def freeze(pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         frozen.append(time.monotonic_ns())
         asyncio.get_running_loop().call_later(0.7, thaw, pid)
 
@@ -122,10 +126,13 @@ async def test_who_should_have_come_during_a_freeze_waited_for_its_end(max_in_fl
             if position >= 50 and not frozen:
                 freeze(pid)
 
+        def served_after_it(timings: Sequence[RequestTiming]) -> Stop | None:
+            return "drain" if len(frozen) == 2 and (timings[-1].t_intended_ns or 0) > frozen[1] else None
+
         options = DriveOptions(max_in_flight=max_in_flight, **PATIENT)
-        result = await drive(plan(300, 0.005), endpoint, options, on_done=seen)
+        result = await drive(plan(6000, 0.005), endpoint, options, on_done=seen, stop_when=served_after_it)
     stopped, went_on = frozen
-    assert Counter(t.error for t in result.timings) == {None: 300}
+    assert set(Counter(t.error for t in result.timings)) == {None}
     meanwhile = [t for t in result.timings if stopped < (t.t_intended_ns or 0) < went_on]
     assert len(meanwhile) > 50
     for t in meanwhile:
@@ -136,13 +143,22 @@ async def test_who_should_have_come_during_a_freeze_waited_for_its_end(max_in_fl
         assert result.num_capped > 0
 
 
-async def test_six_of_256_answers_fail_whatever_they_took() -> None:
+async def test_six_of_256_answers_fail_whatever_they_took(skip_ahead: SkipAhead) -> None:
     async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
         if number < 6:
             writer.write(FRAMED)
 
-    async with serving(play) as server:
-        result = await run(plan(256, 0.0), server, request_timeout_s=3.0)
+    done: list[int] = []
+
+    async def time_out() -> None:
+        await until(lambda: len(done) == 6 and len(server.heads) == 256)
+        skip_ahead(3600.0)
+
+    async with serving(play) as server, asyncio.TaskGroup() as group:
+        group.create_task(time_out())
+        options = DriveOptions(num_senders=0, request_timeout_s=3600.0, **PATIENT)
+        result = await drive(plan(256, 0.0), Endpoint(server.url), options, on_done=lambda i, _: done.append(i))
+    assert [violations(t) for t in result.timings] == [()] * 256
     verdict = judge(Slo((Objective("ttft_ms", 0.95, 60_000.0),)), result.timings)
     told = summarize(result.timings, mode="burst").as_json()
     assert told["errors"] == {"rate": 250 / 256, "by_class": {"timeout": 250}}
@@ -189,7 +205,8 @@ async def test_waiting_for_a_connection_voids() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are set as on Linux")
 async def test_running_out_of_descriptors_voids() -> None:
-    """For real: the sender may open no more as soon as it has sent its first request."""
+    """For real: the sender may open no more as soon as it has sent its first request, which the others follow."""
+    came, failed = asyncio.Event(), asyncio.Event()
 
     async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
         if number == 0:
@@ -197,18 +214,24 @@ async def test_running_out_of_descriptors_voids() -> None:
             most = sender.num_fds()
             sender.rlimit(resource.RLIMIT_NOFILE, (most, most))
             came.set()
-        await asyncio.sleep(0.5)  # so that all need connections of their own
+        else:
+            await failed.wait()  # so that all need connections of their own
         writer.write(FRAMED)
 
-    came = asyncio.Event()
+    def seen(_: int, timing: RequestTiming) -> None:
+        if timing.error is not None:
+            failed.set()
+
+    first, *others = plan(30, 0.0)
+    requests = [first, *(replace(r, timed=replace(r.timed, after=0)) for r in others)]
     async with serving(play) as server:
         options = DriveOptions(num_connections=1, **PATIENT)
-        result = await drive(plan(30, 0.01), Endpoint(server.url), options)
+        result = await drive(requests, Endpoint(server.url), options, on_done=seen)
     assert came.is_set() and sum(t.error == "client" for t in result.timings) >= 1
     assert any(
         "failed in the load generator" in why and "Too many open files" in why for why in checked(result).void
     ), checked(result)
-    told = summarize(result.timings, mode="open")
+    told = summarize(result.timings, mode="closed")
     assert told.errors["rate"] == 0.0, "the service did nothing wrong"
 
 
@@ -238,6 +261,18 @@ async def test_a_loop_that_does_other_work_voids() -> None:
     (stats,) = result.senders
     assert stats.cpu_s >= 60 * burnt_s
     assert any("the load generator's loop was" in why for why in checked(result).void), checked(result)
+
+
+async def test_work_that_holds_the_loop_up_to_the_end_of_a_window_shows_too() -> None:
+    def work(_: int, __: RequestTiming) -> None:
+        until = time.process_time() + 0.1
+        while time.process_time() < until:
+            pass
+
+    async with serving(always(FRAMED)) as server:
+        options = DriveOptions(num_senders=0, **PATIENT)
+        result = await drive(plan(1, 0.0), Endpoint(server.url), options, on_done=work)
+    assert max(result.senders[0].loop_lags_ns) >= 80 * NS_PER_MS
 
 
 async def test_nothing_is_collected_in_a_window_and_what_is_all_the_same_is_told() -> None:
