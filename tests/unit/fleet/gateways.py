@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tests.unit.fleet.stubs import Handler, MakeStub, Stub
+from tests.unit.fleet.stubs import Handler, MakeStub, Stub, Talk
 from tests.waiting import until
 
 from inferloop.backends.http import HttpClient, Response
 from inferloop.contract.workload import Escalation, EvalTag, ModelRef, NamedModel, Price, Routing, RoutingRule
 from inferloop.core.clock import Clock, RealClock
+from inferloop.core.units import NS_PER_MS
 from inferloop.fleet.act.gateway.app import Gateway
 from inferloop.fleet.act.gateway.config import GatewayConfig
 from inferloop.fleet.act.gateway.server import GatewayServer
@@ -169,6 +170,14 @@ class Desk(_Running):
         start: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}]} if path == CHAT else {}
         data = json.dumps(start | body).encode()
         return await self.client.request("POST", path, body=data, headers=list((headers or {}).items()), timeout_s=60)
+
+    def taking(self, ms: int) -> Callable[[Talk], Awaitable[None]]:
+        """For a model that uses up so much of a deadline, in no time."""
+
+        async def takes(_: Talk) -> None:
+            self.clock.now += ms * NS_PER_MS
+
+        return takes
 
     def sent(self, model: str, i: int = -1) -> Any:
         return json.loads(self.stubs[model].asked[i].body)

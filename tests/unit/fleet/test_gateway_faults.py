@@ -141,8 +141,9 @@ async def test_a_replica_that_is_too_slow_is_504_and_not_asked_again(front: Fron
 
     await front.open(never, never)
     response = await front.post()
-    assert response.status == 504 and sum(len(stub.asked) for stub in front.stubs) == 1
-    assert (await front.event()).error_class == "timeout"
+    assert response.status == 504 and sum(len(stub.asked) for stub in front.stubs) <= 1
+    event = await front.event()
+    assert (event.error_class, event.num_retries) == ("timeout", 0)
 
 
 async def test_a_detached_replica_ends_its_streams_with_an_error_event(front: Front) -> None:
@@ -171,7 +172,7 @@ async def test_a_caller_who_leaves_in_the_middle_of_a_silent_stream_stops_the_wo
     response = await front.post()
     assert (await anext(response.pieces()))[1] == b"data: 1\n\n"
     response.abort()
-    await asyncio.wait_for(closed.wait(), 10)
+    await until(closed.is_set)
     event = await front.event()
     assert (event.status, event.error_class) == (200, "disconnect")
     assert front.router.num_in_flight == 0 and not front.faults
@@ -188,7 +189,7 @@ async def test_a_caller_who_leaves_before_the_first_byte_stops_the_work(front: F
     asking = asyncio.create_task(front.post())
     await until(lambda: any(stub.num_active for stub in front.stubs))
     asking.cancel()
-    await asyncio.wait_for(closed.wait(), 10)
+    await until(closed.is_set)
     event = await front.event()
     assert (event.status, event.error_class, event.num_retries) == (None, "disconnect", 0)
     assert front.router.num_in_flight == 0 and not front.faults

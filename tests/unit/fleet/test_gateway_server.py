@@ -85,7 +85,7 @@ async def test_stopping_lets_a_running_stream_finish(front: Front) -> None:
 
     await front.open(handle)
     response = await front.post()
-    stopping = asyncio.create_task(front.server.stop(10))
+    stopping = asyncio.create_task(front.server.stop(600))
     await asyncio.sleep(0.3)
     assert not stopping.done()
     gate.set()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from tests.unit.fleet.stubs import Asked, MakeStub, Talk
+from tests.waiting import PATIENCE_S
 
 from inferloop.fleet.act.probe import Prober
 from inferloop.fleet.decide.life import NotReady, ProbeFailed, Progress, Ready
@@ -25,7 +26,7 @@ async def test_answers_become_events(make_stub: MakeStub, ready: int, progress: 
         await talk.json(ready if is_ready else 200, b"{}" if is_ready else progress)
 
     stub = await make_stub(handle)
-    prober = Prober(stub.url, ready_path="/health/ready", timeout_s=5, num_bytes=lambda: 0)
+    prober = Prober(stub.url, ready_path="/health/ready", timeout_s=PATIENCE_S, num_bytes=lambda: 0)
     assert await prober.probe() == expected
     await prober.close()
 
@@ -35,7 +36,7 @@ async def test_an_engine_without_progress_is_judged_by_what_it_has(make_stub: Ma
         await talk.json(200 if asked.target == "/health" else 404, b"{}")
 
     stub = await make_stub(handle)
-    prober = Prober(stub.url, ready_path="/health", timeout_s=5, num_bytes=lambda: 0)
+    prober = Prober(stub.url, ready_path="/health", timeout_s=PATIENCE_S, num_bytes=lambda: 0)
     assert await prober.probe() == [Ready()] == await prober.probe()
     assert [asked.target for asked in stub.asked] == ["/health", "/health/progress", "/health"], "asked for it once"
     await prober.close()
@@ -47,7 +48,7 @@ async def test_garbage_is_a_failed_probe_not_a_crash(make_stub: MakeStub, garbag
         await talk.json(200, garbage)
 
     stub = await make_stub(handle)
-    prober = Prober(stub.url, ready_path="/health/ready", timeout_s=5, num_bytes=lambda: 0)
+    prober = Prober(stub.url, ready_path="/health/ready", timeout_s=PATIENCE_S, num_bytes=lambda: 0)
     ready, failed = await prober.probe()
     assert ready == Ready() and isinstance(failed, ProbeFailed) and "not understood" in failed.why
     await prober.close()

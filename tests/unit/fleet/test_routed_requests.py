@@ -85,7 +85,7 @@ async def test_an_unknown_model_is_404_with_those_that_exist(desk: Desk) -> None
 )
 async def test_what_cannot_be_read_is_left_to_the_default_model(desk: Desk, body: bytes) -> None:
     await desk.open(cheap=refuses(400), strong=says(GOOD))
-    response = await desk.client.request("POST", CHAT, body=body, headers=[], timeout_s=20)
+    response = await desk.client.request("POST", CHAT, body=body, headers=[], timeout_s=60)
     assert response.status == 400 and len(desk.stubs["cheap"].asked) == 1
     if b"desk" not in body:
         assert desk.stubs["cheap"].asked[0].body == body

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 from lab.peers.point import Point
 from lab.peers.protocol import PeerError, Worker
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 FAKE = """
@@ -42,7 +42,7 @@ class Fake:
             raise RuntimeError("no")
         if len(prompts) == 4:
             print("begun", flush=True)
-            time.sleep(60)
+            time.sleep(600)
         if len(prompts) == 3:
             os._exit(7)
         given = num_output - (len(prompts) == 2)
@@ -132,9 +132,8 @@ def test_an_engine_ends_with_the_measurement(tmp_path: Path) -> None:
     assert tool.stdout is not None
     with tool.stdout:
         engine = psutil.Process(int(tool.stdout.readline()))
-        while "begun" not in (tmp_path / "log").read_text():
-            time.sleep(0.02)
+        wait_until(lambda: "begun" in (tmp_path / "log").read_text())
         tool.kill()
         tool.wait()
-    _, left = psutil.wait_procs([engine], timeout=10)
+    _, left = psutil.wait_procs([engine], timeout=PATIENCE_S)
     assert not left

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from lab.servers import running, serving
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 FAKE = """
@@ -47,8 +47,7 @@ def test_a_server_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("lab.servers._PATIENCE_S", 0.05)
     told = tmp_path / "told"
     with running([*ARGV, "stubborn", str(told)], quiet=True) as server:
-        while not told.exists():
-            time.sleep(0.01)
+        wait_until(told.exists)
         assert psutil.pid_exists(server.pid) and server.returncode is None
     assert not psutil.pid_exists(server.pid)
 
@@ -67,5 +66,5 @@ def test_nothing_is_left_when_the_tool_is_killed(tmp_path: Path) -> None:
         server = psutil.Process(int(tool.stdout.readline()))
         tool.kill()
         tool.wait()
-    _, left = psutil.wait_procs([server], timeout=10)
+    _, left = psutil.wait_procs([server], timeout=PATIENCE_S)
     assert not left
