@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import psutil
 import pytest
@@ -159,11 +161,13 @@ def _wait_for_stage(workspace: Path, stage: str, process: subprocess.Popen[Any])
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_service_runs_until_it_is_told_to_stop(workspace: Path) -> None:
+    """With an API key, which opens its gateway and nothing behind it."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     process = subprocess.Popen(
         command(workspace, "--port", str(port), "--bench-budget-s", "20"),
+        env=os.environ | {"INFERLOOP_API_KEY": KEY},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -175,8 +179,16 @@ def test_a_service_runs_until_it_is_told_to_stop(workspace: Path) -> None:
         while not (folder / "report.html").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        answer = _chat(port)
+        answer = _chat(port, KEY)
         assert "Berlin" in answer["choices"][0]["message"]["content"]
+        with pytest.raises(HTTPError, match="401"):
+            _chat(port, "none")
+        behind = [p for p in psutil.Process(process.pid).children(recursive=True) if "serve" in p.cmdline()]
+        ports = {at.laddr.port for p in behind for at in p.net_connections() if at.status == psutil.CONN_LISTEN}
+        assert ports
+        for replica_port in ports:
+            with pytest.raises(HTTPError, match="401"):
+                _chat(replica_port, KEY)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
     finally:
@@ -186,9 +198,7 @@ def test_a_service_runs_until_it_is_told_to_stop(workspace: Path) -> None:
     assert open_run(folder).complete
 
 
-def _chat(port: int) -> Any:
-    import urllib.request
-
+def _chat(port: int, key: str) -> Any:
     body = {
         "model": "smollm2-135m-instruct",
         "messages": [{"role": "user", "content": "What is the capital of Germany?"}],
@@ -198,7 +208,7 @@ def _chat(port: int) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
         json.dumps(body).encode(),
-        {"content-type": "application/json"},
+        {"content-type": "application/json", "authorization": f"Bearer {key}"},
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
