@@ -54,6 +54,7 @@ def judge_memory(
                 sequence_tokens=min(tokens, header.shape.context_length),
                 weight_bytes=weight_bytes,
                 kv_bytes_per_token=kv_bytes_per_token,
+                kv_memory_bytes=kv_memory_mib * MIB,
             )
             fits = fits and needs.fits
             taken += needs.weight_bytes + needs.overhead_bytes + kv_memory_mib * MIB

@@ -43,6 +43,7 @@ def replica_memory(
     kv_format: str = "bf16",
     weight_bytes: int | None = None,
     kv_bytes_per_token: float | None = None,
+    kv_memory_bytes: int = 0,
     utilization: float = DEFAULT_UTILIZATION,
     overhead_bytes: int = DEFAULT_OVERHEAD_BYTES,
     num_ranks: int = 1,
@@ -50,7 +51,8 @@ def replica_memory(
     """Of a replica that must hold at least one sequence of `sequence_tokens` (input plus output).
 
     `weight_bytes` is the measured size of the files and wins over `weight_format`, because mixed files follow no single
-    format; `kv_bytes_per_token`, as an engine lays keys and values out, wins over `kv_format`. Raises UsageError for an
+    format; `kv_bytes_per_token`, as an engine lays keys and values out, wins over `kv_format`. `kv_memory_bytes` is
+    what the engine is told to set aside for them, if that is more than one sequence needs. Raises UsageError for an
     unknown format or a number that means nothing.
 
     `num_ranks` devices of `memory_bytes` each may share the replica by tensor parallelism. The fullest decides: it has
@@ -62,7 +64,12 @@ def replica_memory(
             close = nearest(value, BYTES_PER_ELEMENT)
             hint = f"; did you mean {close}?" if close else ""
             raise UsageError(f"{name} format {value!r} is unknown{hint}")
-    if memory_bytes <= 0 or sequence_tokens <= 0 or not 0 < utilization <= 1 or overhead_bytes < 0:
+    if (
+        memory_bytes <= 0
+        or sequence_tokens <= 0
+        or not 0 < utilization <= 1
+        or min(overhead_bytes, kv_memory_bytes) < 0
+    ):
         raise UsageError("memory and sequence length must be above 0, utilization within 0..1")
     if num_ranks < 1:
         raise UsageError(f"a replica has 1 rank or more, not {num_ranks}")
@@ -73,10 +80,12 @@ def replica_memory(
     room = usable - weights - overhead_bytes
     num_kv_tokens = max(0, room // per_token)
     num_sequences = num_kv_tokens // sequence_tokens
-    short = weights + overhead_bytes + sequence_tokens * per_token - usable
+    of_sequence, of_engine = sequence_tokens * per_token, math.ceil(kv_memory_bytes / num_ranks)
+    told_kv = "KV memory" if of_engine > of_sequence else "KV of one sequence"
+    short = weights + overhead_bytes + max(of_sequence, of_engine) - usable
     reason = (
-        f"weights {human_bytes(weights)} + overhead {human_bytes(overhead_bytes)} + KV of one sequence "
-        f"{human_bytes(sequence_tokens * per_token)} in {human_bytes(usable)} usable"
+        f"weights {human_bytes(weights)} + overhead {human_bytes(overhead_bytes)} + {told_kv} "
+        f"{human_bytes(max(of_sequence, of_engine))} in {human_bytes(usable)} usable"
     )
     if short > 0:
         return ReplicaMemory(

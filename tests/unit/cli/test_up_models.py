@@ -40,3 +40,13 @@ def test_all_of_their_replicas_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> N
     assert fits.gate.verdict == "pass" and "3 x strong: " in fits.gate.reason
     assert fits.others_bytes > 4 * 4 * GIB
     assert judge_memory(contract, files, MachineCapacity(18 * GIB, 2), kv_memory_mib=128).gate.verdict == "fail"
+
+
+def test_the_kv_memory_that_replicas_set_aside_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "memory_needs", lambda model, header: (4 * GIB, 1000.0))
+    one: Any = SimpleNamespace(header=SimpleNamespace(shape=SHAPE))
+    contract = parse({key: CONTRACT[key] for key in ("service", "traffic")} | {"model": "small"})
+    for kv_memory_mib, verdict in ((128, "pass"), (3000, "pass"), (7000, "fail")):
+        gate = judge_memory(contract, {"small": one}, MachineCapacity(10 * GIB, 2), kv_memory_mib).gate
+        assert gate.verdict == verdict and "KV memory" in gate.reason
+    assert gate.reason.endswith("in 9.0 GiB usable: 2.3 GiB short")  # 4 + 0.5 + 7000/1024 - 9
