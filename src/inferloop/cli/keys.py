@@ -53,5 +53,6 @@ def warn_of_open_door(host: str, port: int) -> None:
     from inferloop.backends.endpoint import is_loopback
 
     if not is_loopback(host):
-        told = f"warning: {host}:{port} answers everybody who reaches it, because no API key was set"
+        shown = f"[{host}]" if ":" in host else host
+        told = f"warning: {shown}:{port} answers everybody who reaches it, because no API key was set"
         stderr.print(f"{told} ({KEY_VARIABLE} or --api-key-file does)", markup=False)

@@ -68,3 +68,4 @@ def test_a_door_open_to_others_is_one_line(host: str, warns: int, capsys: pytest
     warn_of_open_door(host, 8000)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == warns and all("no API key" in line for line in told)
+    assert host != "::" or "[::]:8000" in told[0]
