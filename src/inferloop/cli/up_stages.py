@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,16 +117,27 @@ class Up:
         self._seed = 0
         # or who may not enter at the gateway would go round it, to a port of a replica
         self._replica_key = Secret(secrets.token_urlsafe(32)) if options.keys else None
+        self._folder: Path | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder, once there is one."""
+        return self._folder
 
     async def run(self, serve_until: Callable[[Outcome, Fleet], Awaitable[None]]) -> Outcome:
-        """Raises InferloopError when something that is needed is missing; a verdict, however bad, is an outcome."""
-        o, contract = self._options, self._contract
+        """Raises PortInUseError before anything else, InferloopError when something that is needed is missing; a
+        verdict, however bad, is an outcome."""
         self._check_first()
+        with bind_listener("127.0.0.1", self._options.port) as listener:  # held, lest somebody takes it meanwhile
+            return await self._run(listener, serve_until)
+
+    async def _run(self, listener: socket.socket, serve_until: Callable[[Outcome, Fleet], Awaitable[None]]) -> Outcome:
+        o, contract = self._options, self._contract
         text = o.contract.read_text(encoding="utf-8")
         with RunWriter(
             o.runs_dir, verb="up", service=contract.service, contract=contract, options={"contract_text": text}
         ) as writer:
-            self._seed = chosen_seed(o.seed)
+            self._folder, self._seed = writer.path, chosen_seed(o.seed)
             self._narrator.news(f"run folder {writer.path}")
             with self._stage(writer, "model", f"model {', '.join(dict.fromkeys(m.id for m in self._models.values()))}"):
                 files = {name: await self._fetch(model) for name, model in self._models.items()}
@@ -155,7 +167,7 @@ class Up:
                 return self._finish(writer, [memory], measured, sizing, fitting)
             if told := told_of_the_unmeasured(contract):
                 self._narrator.news(told)
-            async with self._fleet(writer, specs, fitting) as fleet:
+            async with self._fleet(writer, specs, fitting, listener) as fleet:
                 with self._stage(writer, "proof", "real chats through the gateway"):
                     proof = await prove(self._gateway(fleet), self._asked(files), writer.path / "events")
                     self._narrator.news(proof.reason)
@@ -164,7 +176,8 @@ class Up:
             return outcome
 
     def _check_first(self) -> None:
-        """What can be wrong is found out before any work starts. Raises UsageError, ContractError, PortInUseError."""
+        """What can be wrong is found out before any work starts. Raises UsageError, ContractError and
+        EnvironmentLacksError."""
         if self._options.target not in _TARGETS:
             raise UsageError(
                 f"--target {self._options.target}: up proves a service by the rows that each of its replicas writes, "
@@ -177,8 +190,6 @@ class Up:
             wire.check_ready(self._options.target, {}, model, wire.Entry(), self._options.venvs)
         if self._contract.quality is not None:
             self._suite = load_suite(Path(self._contract.quality.suite))
-        if self._options.port:
-            bind_listener("127.0.0.1", self._options.port).close()
 
     async def _fetch(self, model: ModelRef) -> ModelFiles:
         return await wire.open_model(model.id, self._options.cache_dir, self._tell_bytes)
@@ -271,7 +282,7 @@ class Up:
 
     @contextlib.asynccontextmanager
     async def _fleet(
-        self, writer: RunWriter, specs: Mapping[str, LaunchSpec], fitting: FitDecision
+        self, writer: RunWriter, specs: Mapping[str, LaunchSpec], fitting: FitDecision, listener: socket.socket
     ) -> AsyncIterator[Fleet]:
         routing = self._contract.routing
         wanted = {self._measured: fitting.start} | replicas_beside(self._contract)
@@ -279,7 +290,7 @@ class Up:
         sink = JsonlSink(writer.path / "events" / "gateway.jsonl")
         config = FleetConfig(
             log_dir=writer.path / "logs",
-            port=self._options.port,
+            listener=listener,
             gateway=GatewayConfig(
                 service=self._contract.service,
                 routing=routing,

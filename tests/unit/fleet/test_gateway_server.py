@@ -24,6 +24,15 @@ async def test_a_taken_port_is_said_by_name(front: Front) -> None:
         await GatewayServer.start(front.gateway, port=port)
 
 
+async def test_a_port_that_was_taken_before_is_served_on(front: Front) -> None:
+    listener = bind_listener("127.0.0.1", 0)
+    await front.open(listener=listener)
+    assert front.server.url == f"http://127.0.0.1:{listener.getsockname()[1]}"
+    await (await front.post()).read()
+    await front.server.stop(0)
+    assert listener.fileno() == -1, "it was the server's to close"
+
+
 def test_accepted_connections_send_small_pieces_at_once() -> None:
     listener = bind_listener("127.0.0.1", 0)
     assert listener.proto == socket.IPPROTO_TCP, "asyncio sets TCP_NODELAY only then"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,12 +50,14 @@ _NUM_RECENT = 100
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """`port` 0 picks a free one for the gateway. `max_in_flight_per_replica` is the admission bound; None: no bound.
-    `drain_timeout_s` is how long running requests may take when the fleet stops."""
+    """`port` 0 picks a free one for the gateway, which takes `listener` instead where one is given, and closes it.
+    `max_in_flight_per_replica` is the admission bound; None: no bound. `drain_timeout_s` is how long running requests
+    may take when the fleet stops."""
 
     log_dir: Path
     host: str = "127.0.0.1"
     port: int = 0
+    listener: socket.socket | None = None
     max_in_flight_per_replica: int | None = 512
     probe_period_s: float = 1.0
     probe_timeout_s: float = 5.0
@@ -138,7 +141,10 @@ class Fleet:
         Raises PortInUseError (before anything is launched) and LaunchError (one could not start; then nothing runs
         any more). From then on replicas that die are restarted.
         """
-        self._server = await GatewayServer.start(self._gateway, host=self._config.host, port=self._config.port)
+        address = self._config
+        self._server = await GatewayServer.start(
+            self._gateway, host=address.host, port=address.port, listener=address.listener
+        )
         self._ticker = asyncio.create_task(self._tick_forever())
         try:
             await self._add([(None, num_replicas)] if isinstance(num_replicas, int) else num_replicas.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Iterator
 
 import uvicorn
@@ -33,12 +34,19 @@ class GatewayServer:
 
     @classmethod
     async def start(
-        cls, gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0, stall_s: float = STALL_S
+        cls,
+        gateway: Gateway,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        listener: socket.socket | None = None,
+        stall_s: float = STALL_S,
     ) -> GatewayServer:
-        """Listen; port 0 picks a free one. A caller who takes nothing of an answer for `stall_s` is hung up on. Raises
-        PortInUseError when the address is taken."""
-        listener = bind_listener(host, port)
-        bound_port = listener.getsockname()[1]
+        """Listen; port 0 picks a free one. On `listener` instead, where one is given, which is the server's from then
+        on. A caller who takes nothing of an answer for `stall_s` is hung up on. Raises PortInUseError when the address
+        is taken."""
+        listener = listener or bind_listener(host, port)
+        host, bound_port = listener.getsockname()[:2]
         config = uvicorn.Config(
             DropUnread(gateway, stall_s),
             http=HttpProtocol,
