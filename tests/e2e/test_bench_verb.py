@@ -102,6 +102,9 @@ def test_ctrl_c_leaves_a_readable_run_and_exits_130(tmp_path: Path, contract_fil
     record = open_run(folder)
     assert (record.status, record.complete) == ("interrupted", False)
     assert record.rows
+    told = stderr.decode()
+    assert f"{folder} has the requests that ended by then (warmup" in told and "no verdict" in told
+    assert f"`inferloop report {folder}` shows them" in told
 
 
 def test_an_unknown_target_is_named(contract_file: Path) -> None:

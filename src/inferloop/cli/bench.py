@@ -91,6 +91,7 @@ def bench(
     """
     from inferloop.bench.search import BenchOptions, run_bench
     from inferloop.cli import wire
+    from inferloop.cli.interrupted import telling
     from inferloop.cli.report import write_report
     from inferloop.contract.load import load
     from inferloop.plan.capacity import size
@@ -133,7 +134,8 @@ def bench(
             fresh_cache=fresh_cache,
             profile=profile,
         )
-        result = run_async(lambda: main(writer, options))
+        with telling(lambda: writer.path):
+            result = run_async(lambda: main(writer, options))
         sizing = size(loaded.traffic.qps.peak, result.capacity, rho=rho, failure_headroom=failure_headroom)
         summary = writer.finish({**result.as_summary(), "seed": seed, "replicas": sizing.as_json()})
         report = write_report(open_run(writer.path))

@@ -74,9 +74,10 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
             stderr.print(f"[bold red]error:[/] {_escape(str(error))}")
             failed(type(error).__name__, str(error))
             raise typer.Exit(error.exit_code) from None
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            stderr.print("interrupted")
-            failed("Interrupted", "interrupted")
+        except (KeyboardInterrupt, asyncio.CancelledError) as interrupt:
+            left = str(interrupt) or "interrupted"
+            stderr.print(left, markup=False)
+            failed("Interrupted", left)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except (typer.Exit, BrokenPipeError):
             raise

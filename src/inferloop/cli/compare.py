@@ -109,6 +109,7 @@ def compare(
     from inferloop.bench.compare import CompareOptions, Contender, run_compare
     from inferloop.bench.compare_plan import DEFAULT_BUDGET_S
     from inferloop.cli import wire
+    from inferloop.cli.interrupted import telling
     from inferloop.cli.report import write_report
     from inferloop.contract.load import load
     from inferloop.records.run import RunWriter, open_run
@@ -163,7 +164,8 @@ def compare(
         seed = chosen_seed(seed)
         stderr.print(f"{len(wanted)} targets, {bound}; the plan is told when they are up", markup=False)
         options = CompareOptions(*(at_rates, seed, rounds, window_s), ignore_eos=ignore_eos, fresh_cache=fresh_cache)
-        result = run_async(lambda: main(writer, options))
+        with telling(lambda: writer.path):
+            result = run_async(lambda: main(writer, options))
         summary = writer.finish({**result.as_summary(), "seed": seed})
         report = write_report(open_run(writer.path))
     if json_output:

@@ -62,6 +62,7 @@ def up(
 
     Example: inferloop up contracts/assistant.yaml --once
     """
+    from inferloop.cli.interrupted import telling
     from inferloop.cli.narrate import Narrator
     from inferloop.cli.report import write_report
     from inferloop.cli.up_stages import Up, UpOptions
@@ -100,7 +101,8 @@ def up(
             task.uncancel()
             stderr.print("stopping: running requests may finish")
 
-    outcome = run_async(lambda: job.run(serve_until))
+    with telling(lambda: job.folder):
+        outcome = run_async(lambda: job.run(serve_until))
     if once or outcome.summary["proof"] is None:
         _tell(outcome, json_output)
     if not once and outcome.summary["proof"] is None:
