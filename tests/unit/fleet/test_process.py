@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from inferloop.core.clock import RealClock
 from inferloop.core.errors import LaunchError, UsageError
 from inferloop.core.secret import Secret
 from inferloop.core.units import NS_PER_S
+from inferloop.fleet.act import guard
 from inferloop.fleet.act.ports import bind_listener, reserve_port
 from inferloop.fleet.act.process import ReplicaProcess, log_tail
 
@@ -271,6 +273,18 @@ def test_a_forked_copy_of_the_owner_does_not_keep_the_engine_alive(tmp_path: Pat
         owner.kill()
         assert_gone(tree)
         copies[0].kill()
+
+
+def test_an_owner_who_has_gone_before_the_engine_runs_leaves_nothing() -> None:
+    """The guard cannot tell it the pid then; its own death would leave what the engine had started until then."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    engine = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with theirs:
+        fd = theirs.fileno()
+        argv = [sys.executable, "-I", "-S", guard.__file__, str(fd), "--", *engine]
+        ended = subprocess.run(argv, pass_fds=(fd,), capture_output=True, timeout=PATIENCE_S, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, b"")
 
 
 def test_works_on_uvloop_outside_the_main_thread(tmp_path: Path) -> None:

@@ -67,9 +67,10 @@ def _reap(engine: int) -> int | None:
 
 
 def _kill_all(engine: int) -> int | None:
-    """SIGKILL everything below until nothing is left (a fork may win one race, not all); the engine's wait status."""
+    """SIGKILL everything below until nothing is left (a fork may win one race, not all; to give much memory back takes
+    seconds); the engine's wait status."""
     status = None
-    for _ in range(200):
+    for _ in range(800):
         pids = _descendants()
         if not pids:
             break
@@ -120,7 +121,8 @@ def main() -> None:
     if engine == 0:
         os.close(owner)
         _become_engine(guard_pid, argv)
-    os.write(owner, f"{engine}\n".encode())
+    with contextlib.suppress(BrokenPipeError):  # the owner has gone already, which the select below notices
+        os.write(owner, f"{engine}\n".encode())
 
     status: int | None = None
     while status is None:
