@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import BinaryIO, ParamSpec, TypeVar
 
 from inferloop.serve.batch.desk import Desk
 from inferloop.serve.batch.folder import Folder
 from inferloop.serve.batch.records import BatchRecord, FileRecord
 from inferloop.serve.batch.row import RowError, line_of
 from inferloop.serve.batch.wire import Status
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _CHUNK_BYTES = 4 << 20
 """About what is held in memory of answers at a time, or one of them."""
@@ -39,12 +43,23 @@ async def write_output(
                     bad.append(line_of(custom_id, None, _NEVER_RAN[status]))
                 else:
                     (good if state == "completed" else bad).append(line)
-            await asyncio.to_thread(output.write, good)
-            await asyncio.to_thread(errors.write, bad)
-        return await asyncio.to_thread(output.close, at_s), await asyncio.to_thread(errors.close, at_s)
+            await _in_thread(output.write, good)
+            await _in_thread(errors.write, bad)
+        return await _in_thread(output.close, at_s), await _in_thread(errors.close, at_s)
     except BaseException:
         output.drop()
         errors.drop()
+        raise
+
+
+async def _in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Cancelled, it waits for the thread all the same, which could otherwise make a file after `drop`."""
+    work = asyncio.create_task(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        work.exception()  # nobody else asks for it
         raise
 
 

@@ -259,6 +259,33 @@ async def test_an_output_that_a_full_disk_stops_gives_its_room_back(tmp_path: Pa
         await desk.close()
 
 
+async def test_an_output_that_is_cut_short_leaves_no_file_to_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, partial = threading.Event(), threading.Event(), Folder.partial
+
+    def held(folder: Folder, file_id: str) -> Path:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return partial(folder, file_id)
+
+    with contextlib.closing(Folder(tmp_path)) as folder:
+        store, batch = stored(folder, 1)
+        store.record([Answer(batch.id, 1, "completed", b"x")])
+        desk = Desk(store)
+        monkeypatch.setattr(Folder, "partial", held)
+        writing = asyncio.create_task(write_output(desk, folder, batch, "completed", 9))
+        await until_so(begun.is_set)
+        writing.cancel()
+        await asyncio.sleep(0.01)
+        assert not writing.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert list((tmp_path / "files").iterdir()) == []
+        await desk.close()
+
+
 async def test_what_was_asked_of_the_database_is_done_though_nobody_waits(tmp_path: Path) -> None:
     store = Store(tmp_path / "b.sqlite")
     desk, gate = Desk(store), asyncio.Event()
