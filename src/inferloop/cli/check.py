@@ -24,7 +24,7 @@ from inferloop.contract.workload import Contract
 from inferloop.core.digest import plain
 from inferloop.core.errors import InferloopError, RecordError
 from inferloop.records.header import HEADER
-from inferloop.records.read import open_run
+from inferloop.records.read import RunRecord, open_run
 
 _COLOURS = {"covered": "green", "partly": "yellow", "open": "dim", "warning": "yellow", "note": "cyan"}
 
@@ -79,8 +79,22 @@ def evidence_for(contract: Contract, runs_dir: Path) -> list[Evidence]:
             continue  # a played script shows how a client behaves, nothing of the service
         current = run.header.verb == "eval" or run.header.contract_digest == contract.digest
         summary = {"run": str(run.path)} | run.summary
-        found.append((run.header.t_start_wall_ns, Evidence.of(run.header.verb, summary, current=current)))
+        evidence = Evidence.of(
+            run.header.verb, summary, current=current, engine=_engine(run), identity=run.header.identity
+        )
+        found.append((run.header.t_start_wall_ns, evidence))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def _engine(run: RunRecord) -> str:
+    """What answered, as --target names it. A server that tells of itself is not called by its address of that day."""
+    from inferloop.cli.wire import is_url
+
+    target = str(run.header.options.get("target") or "embedded").split()[0]
+    if not is_url(target):
+        return target
+    engine = str((run.header.identity or {}).get("engine") or target)
+    return "embedded" if engine.startswith("inferloop-") else engine
 
 
 def _here(contract: Contract, cache_dir: Path | None) -> list[Finding]:

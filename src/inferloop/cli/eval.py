@@ -101,10 +101,10 @@ def eval(  # noqa: A001  the verb is called that
         with writer.stage("suite", suite=str(suite)), bar:
             run = dataclasses.replace(run_async(lambda: main(writer.path)), target=target)  # not a port of that time
         for engine in known:
-            run = dataclasses.replace(run, identity_digest=run.identity_digest or (engine.identity or {}).get("digest"))
+            run = dataclasses.replace(run, identity=run.identity or engine.identity)
             writer.update(options={**writer.header.options, "launched": plain(engine.told)})
-        if run.identity_digest is not None:
-            writer.update(identity={"model_id": run.model, "digest": run.identity_digest})
+        if run.identity is not None:
+            writer.update(identity={"model_id": run.model, **run.identity})
         summary = writer.finish({"kind": "eval", **run.summary(gate)})
         writer.write_file(REPORT, render_report(report_input(open_run(writer.path))))
     if json_output:

@@ -135,7 +135,11 @@ class Up:
         o, contract = self._options, self._contract
         text = o.contract.read_text(encoding="utf-8")
         with RunWriter(
-            o.runs_dir, verb="up", service=contract.service, contract=contract, options={"contract_text": text}
+            o.runs_dir,
+            verb="up",
+            service=contract.service,
+            contract=contract,
+            options={"contract_text": text, "target": o.target},
         ) as writer:
             self._folder, self._seed = writer.path, chosen_seed(o.seed)
             self._narrator.news(f"run folder {writer.path}")

@@ -7,7 +7,7 @@ has shown counts as shown, as long as that run was of this very contract and is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inferloop.contract.archetypes import PROFILES
@@ -18,7 +18,8 @@ Status = Literal["covered", "partly", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one run can prove. `modes` are the load modes it offered; `current`: it was run for this contract."""
+    """What one run can prove. `modes` are the load modes it offered; `current`: it was run for this contract. `engine`
+    is what answered, as --target names it; `identity` what the run knows of its serving identity."""
 
     run: str
     verb: str
@@ -30,9 +31,25 @@ class Evidence:
     sized: bool = False
     served: bool = False
     """Replicas ran behind a gateway and were asked."""
+    engine: str = ""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_of_what(self, other: Evidence) -> bool:
+        """Whether the same answered in both, as far as they tell: a tuned engine is the same, other weights are not."""
+        mine, theirs = self.identity, other.identity
+        told = [key for key in _DECISIVE if mine.get(key) is not None and theirs.get(key) is not None]
+        return self.engine == other.engine and all(mine[key] == theirs[key] for key in told)
 
     @classmethod
-    def of(cls, verb: str, summary: Mapping[str, Any], *, current: bool) -> Evidence:
+    def of(
+        cls,
+        verb: str,
+        summary: Mapping[str, Any],
+        *,
+        current: bool,
+        engine: str = "",
+        identity: Mapping[str, Any] | None = None,
+    ) -> Evidence:
         """From a run's summary; blocks that it lacks are simply not proven."""
         points = summary.get("points") or ()
         modes = frozenset(str(p["mode"]) for p in points if isinstance(p, Mapping) and p.get("mode"))
@@ -47,7 +64,13 @@ class Evidence:
             quality_floor=floor if isinstance(floor, int | float) else None,
             sized=replicas.get("needed") is not None,
             served=verb == "serve" or bool(replicas.get("started") and summary.get("proof")),
+            engine=engine,
+            identity=identity or {},
         )
+
+
+_DECISIVE = ("weights_digest", "precision", "tokenizer_digest", "template_digest", "adapter_digest")
+"""Of a serving identity."""
 
 
 def _block(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -99,11 +122,25 @@ def _quality(contract: Contract, runs: Sequence[Evidence]) -> Step:
     judged = [r for r in runs if r.quality_floor is not None]
     if not judged:
         return Step(1, title, "partly", f"{name} declared, not run yet", "inferloop eval SUITE --target TARGET")
-    floor = judged[-1].quality_floor
+    measured = next((r for r in reversed(runs) if r.modes), None)
+    last = next((r for r in reversed(judged) if measured is None or r.is_of_what(measured)), None)
+    if last is None:
+        assert measured is not None, "else the newest had been taken"
+        told = f"{name} was run{_on(judged[-1])} ({judged[-1].run}), "
+        told += f"not{_on(measured)}, which was measured ({measured.run})"
+        todo = f"inferloop eval SUITE --target {measured.engine or 'TARGET'}"
+        if judged[-1].engine == measured.engine:
+            told, todo = f"{told}: other weights or another precision", "the suite with the flags of that run"
+        return Step(1, title, "partly", told, todo)
+    floor = last.quality_floor
     if floor is None or floor < gate.minimum:
-        said = f"{name} scored {floor:.3g} of {gate.minimum:g}: {judged[-1].run}"
+        said = f"{name} scored {floor:.3g} of {gate.minimum:g}{_on(last)}: {last.run}"
         return Step(1, title, "partly", said, "the cases that failed")
-    return Step(1, title, "covered", f"{name} was run: {judged[-1].run}")
+    return Step(1, title, "covered", f"{name} was run{_on(last)}: {last.run}")
+
+
+def _on(run: Evidence) -> str:
+    return f" on {run.engine}" if run.engine else ""
 
 
 def _workload(contract: Contract) -> Step:
@@ -140,14 +177,17 @@ def _promise(contract: Contract) -> Step:
 
 def _frontier(runs: Sequence[Evidence]) -> Step:
     title = "Measure one replica: serial, burst, rate sweep"
-    modes = frozenset[str]().union(*(r.modes for r in runs))
+    measured = [r for r in runs if r.modes]
+    same = [r for r in measured if r.is_of_what(measured[-1])]
+    modes = frozenset[str]().union(*(r.modes for r in same))
     rates = modes - {"serial", "burst"}
     missing = [m for m in ("serial", "burst") if m not in modes] + ([] if rates else ["a rate sweep"])
     if not modes:
         return Step(4, title, "open", "nothing measured yet", "inferloop bench CONTRACT --target TARGET")
     if missing:
-        return Step(4, title, "partly", f"missing: {', '.join(missing)}", "inferloop bench CONTRACT --target TARGET")
-    return Step(4, title, "covered", f"measured: {next(r.run for r in reversed(runs) if r.modes)}")
+        told = f"missing{_on(same[-1])}: {', '.join(missing)}"
+        return Step(4, title, "partly", told, "inferloop bench CONTRACT --target TARGET")
+    return Step(4, title, "covered", f"measured{_on(same[-1])}: {same[-1].run}")
 
 
 def _fleet(runs: Sequence[Evidence]) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +36,13 @@ class EvalRun:
     target: str
     model: str
     results: tuple[CaseResult, ...]
-    identity_digest: str | None = None
-    """The serving identity that the target tells of itself; None when it tells none."""
+    identity: Mapping[str, Any] | None = None
+    """The serving identity that the target tells of itself, with its digest; None when it tells none."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def identity_digest(self) -> str | None:
+        return None if self.identity is None else str(self.identity["digest"])
 
     @property
     def tally(self) -> Tally:
@@ -105,8 +109,8 @@ async def run_suite(
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(case)) for case in suite.cases]
-        results, digest = tuple(task.result() for task in tasks), await _identity_digest(client)
-        return EvalRun(suite, client.endpoint.url, name, results, digest, client.endpoint.caveats)
+        results, identity = tuple(task.result() for task in tasks), await _identity(client)
+        return EvalRun(suite, client.endpoint.url, name, results, identity, client.endpoint.caveats)
     finally:
         await client.close()
 
@@ -140,13 +144,12 @@ async def _model(client: HttpClient, asked: str | None) -> str:
     return asked or first
 
 
-async def _identity_digest(client: HttpClient) -> str | None:
+async def _identity(client: HttpClient) -> dict[str, Any] | None:
     try:
         told = await client.get_json("/identity")
     except (HttpError, ValueError):
         return None
-    digest = told.get("digest") if isinstance(told, dict) else None
-    return digest if isinstance(digest, str) else None
+    return told if isinstance(told, dict) and isinstance(told.get("digest"), str) else None
 
 
 def _row(result: CaseResult) -> dict[str, Any]:

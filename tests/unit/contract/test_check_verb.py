@@ -108,6 +108,37 @@ def test_a_suite_run_counts_for_its_suite_and_model(path: Path, tmp_path: Path) 
     assert as_json(str(path))[1]["checklist"][0]["status"] == "covered"
 
 
+def test_a_suite_run_counts_for_the_engine_and_the_precision_that_were_measured(path: Path, tmp_path: Path) -> None:
+    (path.parent / "evals").mkdir()
+    (path.parent / "evals" / "tiny.yaml").write_text(SUITE)
+    path.write_text(SOUND + "quality_gate: tiny\n")
+    suite = {"digest": load_suite(path.parent / "evals" / "tiny.yaml").digest}
+
+    def ran(verb: str, target: str, **identity: str) -> str:
+        known: dict[str, Any] = {"contract": load(path)} if verb == "bench" else {}
+        with RunWriter(tmp_path / "runs", verb=verb, service="tiny", options={"target": target}, **known) as writer:
+            writer.update(identity=identity)
+            shown = {"points": [{"mode": "serial"}]} if verb == "bench" else {"bounds": {"worst": 1.0}}
+            summary = {"suite": suite, "model": "smollm2-135m-instruct", **shown}
+            writer.finish({"verdict": "pass", "reasons": [], **summary})
+        return str(writer.path)
+
+    def first() -> tuple[str, str]:
+        step = as_json(str(path))[1]["checklist"][0]
+        return step["status"], step["detail"] + f" -> {step['todo']}"
+
+    ran("eval", "vllm max_num_seqs=8")
+    assert first()[0] == "covered" and "was run on vllm: " in first()[1], "nothing else was measured"
+    measured = ran("bench", "embedded", engine="inferloop-native", precision="int8")
+    assert first()[0] == "partly" and first()[1].endswith("inferloop eval evals/tiny.yaml --target embedded")
+    assert "was run on vllm (" in first()[1] and f"not on embedded, which was measured ({measured})" in first()[1]
+    ran("eval", "http://127.0.0.1:1", engine="inferloop-native", precision="bf16")
+    assert first()[0] == "partly" and "other weights or another precision" in first()[1]
+    right = ran("eval", "http://127.0.0.1:1", engine="inferloop-native", precision="int8")
+    ran("eval", "http://127.0.0.1:2", engine="vllm")
+    assert first() == ("covered", f"evals/tiny.yaml was run on embedded: {right} -> None")
+
+
 @pytest.mark.parametrize("target", ["scripted", "scripted ttft_ms=5"])
 def test_a_played_script_is_no_evidence(path: Path, tmp_path: Path, target: str) -> None:
     loaded = load(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,11 @@ def test_a_frontier_needs_all_three_modes() -> None:
     assert status(contract(), bench("serial", "burst"))[4] == "partly"
     assert status(contract(), bench("serial", "burst", "sweep"))[4] == "covered"
     assert status(contract(), bench("serial"), bench("burst"), bench("sweep"))[4] == "covered"
+
+
+def test_a_frontier_is_of_one_engine() -> None:
+    of_two = replace(bench("serial", "burst"), engine="vllm"), replace(bench("sweep"), engine="embedded")
+    assert status(contract(), *of_two)[4] == "partly"
 
 
 def test_void_and_outdated_runs_prove_nothing() -> None:
