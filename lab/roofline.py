@@ -60,7 +60,7 @@ PHASES = {
     "qkv": ("norm", "qkv"),  # both norms of a layer
     "attention": ("attention",),
     "out": ("encode", "out"),
-    "gate_up": ("gate_up",),
+    "gate_up": ("route", "gate_up"),
     "down": ("down",),
     "head": ("head", "sample"),
     "embedding": ("move", "embed"),
@@ -261,7 +261,11 @@ def main() -> None:
     runner = NativeRunner(files.header, packed, config)
     model = Model(
         files.header,
-        weight_bytes(packed.matrices, {name: len(vector) for name, vector in packed.vectors.items()}),
+        weight_bytes(
+            packed.matrices,
+            {name: len(vector) for name, vector in packed.vectors.items()},
+            files.header.shape.experts,
+        ),
         multiplied_in(packed.matrices),
         runner.info.block_bytes / BLOCK_SIZE,
         "int8" if options.kv == "int8" else "bf16",

@@ -1,11 +1,12 @@
 """The files that the engines read: the same weights in the formats that each of them knows.
 
-    python -m lab.peers.models smollm2|llama-1.2b      prints the folder; makes what is not there yet
+    python -m lab.peers.models smollm2|llama-1.2b|moe-2.6b      prints the folder; makes what is not there yet
 
 The third is gemma3-270m, as it is stored alone and where it has been fetched (inferloop models fetch).
 
 From one GGUF file of 4-bit weights come a GGUF of 8-bit ones, one of bf16 and one of fp16, and a Hugging Face directory
 of bf16. The second model has the shape of Llama 3.2 with 1.2 billion weights that are random: good for speed alone.
+So have those of moe-2.6b, which is 4 layers of Qwen3-30B-A3B, and there in 4 bits alone.
 Needs numpy and gguf, no torch.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from inferloop.models.resolve import resolve
 FOLDER = Path(".peers/models")
 SMOLLM2 = "smollm2-135m-instruct"
 GEMMA = "gemma3-270m"
+MOE = "moe-2.6b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,15 @@ def prepare(name: str, folder: Path = FOLDER) -> ModelSet:
     where.mkdir(parents=True, exist_ok=True)
     if name == GEMMA:
         stored = resolve(GEMMA).path
-        return ModelSet(stored, *(where / "not-made" for _ in range(4)))
+        return _alone(stored, where)
     if name == "smollm2":
         stored = resolve(SMOLLM2).path
     else:
         stored = where / "q4_0.gguf"
         if not stored.exists():
-            write_random(stored, LLAMA_1B)
+            write_random(stored, MOE_2B if name == MOE else LLAMA_1B)
+    if name == MOE:
+        return _alone(stored, where)
     found = ModelSet(stored, where / "q8_0.gguf", where / "bf16.gguf", where / "f16.gguf", where / "hf-bf16")
     types = gguf.GGMLQuantizationType
     for path, kind in ((found.q8_0, types.Q8_0), (found.bf16, types.BF16), (found.f16, types.F16)):
@@ -64,6 +69,10 @@ def prepare(name: str, folder: Path = FOLDER) -> ModelSet:
     if not (found.hf / "config.json").exists():
         write_hf(stored, found.hf)
     return found
+
+
+def _alone(stored: Path, where: Path) -> ModelSet:
+    return ModelSet(stored, *(where / "not-made" for _ in range(4)))
 
 
 def convert(source: Path, target: Path, kind: Any) -> None:
@@ -183,30 +192,39 @@ def write_safetensors(path: Path, tensors: dict[str, NDArray[np.float32]]) -> No
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """With `experts`, of which a token goes through `per_token`, it is a Qwen3-MoE, else a Llama."""
+
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     ffn: int
     vocab: int
+    head_dim: int = 64
+    experts: int = 0
+    per_token: int = 0
 
-    def matrices(self) -> Iterator[tuple[str, int, int]]:
-        """(name, rows, columns)"""
-        kv = self.hidden // self.heads * self.kv_heads
+    def matrices(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, shape)"""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        each, suffix = ((self.experts,), "_exps") if self.experts else ((), "")
         for layer in range(self.layers):
-            for part, rows, columns in (
-                ("attn_q", self.hidden, self.hidden),
-                ("attn_k", kv, self.hidden),
-                ("attn_v", kv, self.hidden),
-                ("attn_output", self.hidden, self.hidden),
-                ("ffn_gate", self.ffn, self.hidden),
-                ("ffn_up", self.ffn, self.hidden),
-                ("ffn_down", self.hidden, self.ffn),
+            for part, shape in (
+                ("attn_q", (q, self.hidden)),
+                ("attn_k", (kv, self.hidden)),
+                ("attn_v", (kv, self.hidden)),
+                ("attn_output", (self.hidden, q)),
+                (f"ffn_gate{suffix}", (*each, self.ffn, self.hidden)),
+                (f"ffn_up{suffix}", (*each, self.ffn, self.hidden)),
+                (f"ffn_down{suffix}", (*each, self.hidden, self.ffn)),
             ):
-                yield f"blk.{layer}.{part}.weight", rows, columns
+                yield f"blk.{layer}.{part}.weight", shape
 
 
 LLAMA_1B = Shape(layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256)
+MOE_2B = Shape(
+    layers=4, hidden=2048, heads=32, kv_heads=4, ffn=768, vocab=49152, head_dim=128, experts=128, per_token=8
+)
 _STD = 0.02
 
 
@@ -214,7 +232,7 @@ def write_random(target: Path, shape: Shape) -> None:
     """A GGUF of Q4_0 with an embedding of Q8_0 that is the head as well. The codes themselves are drawn: all of them
     alike, with the scale that gives the usual spread."""
     rng = np.random.default_rng(1)
-    writer = gguf.GGUFWriter(target.with_suffix(".part"), "llama")
+    writer = gguf.GGUFWriter(target.with_suffix(".part"), "qwen3moe" if shape.experts else "llama")
     writer.add_file_type(2)
     writer.add_block_count(shape.layers)
     writer.add_context_length(8192)
@@ -223,7 +241,13 @@ def write_random(target: Path, shape: Shape) -> None:
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_rope_freq_base(500000.0)
-    writer.add_rope_dimension_count(shape.hidden // shape.heads)
+    writer.add_rope_dimension_count(shape.head_dim)
+    if shape.experts:
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.per_token)
+        writer.add_expert_feed_forward_length(shape.ffn)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
     for field in gguf.GGUFReader(resolve(SMOLLM2).path).fields.values():
@@ -241,9 +265,14 @@ def write_random(target: Path, shape: Shape) -> None:
     for layer in range(shape.layers):
         writer.add_tensor(f"blk.{layer}.attn_norm.weight", ones)
         writer.add_tensor(f"blk.{layer}.ffn_norm.weight", ones)
-    for name, rows, columns in shape.matrices():
-        codes = blocks(rng, rows, columns, scale=_STD / 4.61, num_bytes=16)
-        writer.add_tensor(name, codes, raw_dtype=types.Q4_0)
+        if shape.experts:
+            router = rng.standard_normal((shape.experts, shape.hidden), np.float32) * np.float32(_STD)
+            writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", router)
+            for part in ("attn_q_norm", "attn_k_norm"):
+                writer.add_tensor(f"blk.{layer}.{part}.weight", ones[: shape.head_dim])
+    for name, (*rows, columns) in shape.matrices():
+        codes = blocks(rng, math.prod(rows), columns, scale=_STD / 4.61, num_bytes=16)
+        writer.add_tensor(name, codes.reshape(*rows, -1), raw_dtype=types.Q4_0)
     finish(writer, target)
 
 
@@ -257,7 +286,7 @@ def blocks(rng: np.random.Generator, rows: int, columns: int, *, scale: float, n
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=("smollm2", "llama-1.2b"))
+    parser.add_argument("model", choices=("smollm2", "llama-1.2b", MOE))
     os.nice(5)
     prepare(parser.parse_args().model)
     print(FOLDER / parser.parse_args().model)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.peers.configs import CLASSES, Config, configs, points, scout_of
-from lab.peers.models import GEMMA, prepare
+from lab.peers.models import GEMMA, MOE, prepare
 from lab.peers.point import Point, Timing
 from lab.peers.protocol import PeerError, Worker
 from lab.peers.quality import Qualities, read
@@ -40,7 +40,7 @@ from inferloop.core.units import MIB
 
 FOLDER = Path(".peers")
 ENGINES = (OURS, "llama-cpp", "openvino", "vllm", "transformers")
-VOCAB = {"smollm2": 49152, "llama-1.2b": 128256, GEMMA: 262144}
+VOCAB = {"smollm2": 49152, "llama-1.2b": 128256, GEMMA: 262144, MOE: 49152}
 NEAR_ITS_BEST, STILL_NEAR, NEAR_THE_BEST = 0.9, 0.95, 0.7
 MOST_OF_AN_ENGINE = 2
 GRACE_S = 20.0
@@ -265,8 +265,8 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="keep earlier samples and add what is missing")
     parser.add_argument("--report", action="store_true", help="measure nothing, print what was measured before")
     options = parser.parse_args()
-    if options.model == GEMMA and options.classes != ["4-bit"]:
-        parser.error(f"{GEMMA} is there as it is stored alone, which is 4-bit")
+    if options.model in (GEMMA, MOE) and options.classes != ["4-bit"]:
+        parser.error(f"{options.model} is there as it is stored alone, which is 4-bit")
     wanted = points(options.streams, options.prefill)
     if options.report:
         records = [Record(result_path(options.model, weights), resume=True) for weights in options.classes]

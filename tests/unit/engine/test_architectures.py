@@ -18,6 +18,9 @@ import pytest
 import torch
 import transformers
 from tests.adapters import prepared, write_adapter
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from inferloop.core.digest import digest_of
 from inferloop.core.errors import ModelFileError
@@ -51,7 +54,7 @@ GEMMA3: dict[str, Any] = {
 UNTIED = {"tie_word_embeddings": False}
 """A model whose two are one mostly repeats itself."""
 MIXTRAL = {**UNTIED, "num_local_experts": 5, "num_experts_per_tok": 2}
-QWEN3_MOE = {**UNTIED, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "head_dim": 32}
+QWEN3_MOE = {**UNTIED, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "head_dim": 32}
 VARIANTS: dict[str, Variant] = {
     "llama": ("llama", {}),
     "llama, two matrices of tokens": ("llama", UNTIED),
@@ -111,10 +114,20 @@ def run(
     return torch.cat(logits), tokens, logprobs
 
 
-def logits_of(model: Any) -> torch.Tensor:
+def logits_of(model: Any, *, kv_in_bf16: bool = False) -> torch.Tensor:
+    """`kv_in_bf16`: keys and values are rounded, as a cache of bf16 keeps them; not of models with soft caps."""
+    if kv_in_bf16:
+        name = "kv_in_bf16"
+        AttentionInterface.register(name, attention_of_rounded)
+        AttentionMaskInterface.register(name, eager_mask)
+        model.set_attn_implementation(name)
     with torch.no_grad():
         logits: torch.Tensor = model(torch.tensor([PROMPT])).logits[0]
     return logits
+
+
+def attention_of_rounded(module: Any, q: Any, k: Any, v: Any, mask: Any, **more: Any) -> Any:
+    return eager_attention_forward(module, q, k.bfloat16().float(), v.bfloat16().float(), mask, **more)
 
 
 def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -139,23 +152,26 @@ def test_logits_and_greedy_text_equal_transformers(variant: str, random_model: R
     assert run(load(tmp_path), 64, max_tokens=40)[1] == answer
 
 
-@pytest.mark.parametrize("variant", [name for name, (family, _) in VARIANTS.items() if family not in WITH_EXPERTS])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_native_runner_computes_the_same(variant: str, random_model: RandomModel, tmp_path: Path) -> None:
     """But for keys and values in bf16, which is what the bounds are for; to the bit, however the prompt is cut. What is
-    sampled from is what `logits` tells."""
+    sampled from is what `logits` tells. Rounding sends rows to other experts where these are nearly equal, so models
+    with experts are compared with what rounds the same; but for levels that attend in bf16 throughout, far closer."""
     _native = pytest.importorskip("inferloop.engine.compute.native._native")
     from inferloop.engine.compute.native.config import NativeConfig
     from inferloop.engine.compute.native.runner import NativeRunner
 
     family, config = VARIANTS[variant]
-    expected = logits_of(random_model(tmp_path, family, **config))
+    has_experts = family in WITH_EXPERTS
+    expected = logits_of(random_model(tmp_path, family, **config), kv_in_bf16=has_experts)
     scale, files = float(expected.std()), open_files("tiny", tmp_path)
     chosen = float(torch.log_softmax(expected[-1], -1).max())
     for isa in ISAS[: ISAS.index(_native.best_isa()) + 1]:
         wanted = NativeConfig(weights="fp32", num_blocks=64, num_threads=2, isa=isa)
         runner = NativeRunner.load(files, wanted, cache_dir=tmp_path / "cache")
-        whole, *others = (run(runner, budget)[0] for budget in (len(PROMPT), 7, 1))
-        assert float((whole - expected).abs().max()) < 0.03 * scale, isa
+        whole, *others = (run(runner, budget)[0] for budget in (len(PROMPT), 64, 7, 1))
+        bound = 0.002 if has_experts and "16" not in isa and isa != "amx" else 0.03
+        assert float((whole - expected).abs().max()) < bound * scale, isa
         assert all(torch.equal(other, whole) for other in others)
         assert run(runner, 64, num_logprobs=0)[2] == [pytest.approx(chosen, abs=0.03 * scale)]
 
@@ -180,9 +196,12 @@ def test_what_the_native_runner_has_no_kernels_for_is_named(random_model: Random
     pytest.importorskip("inferloop.engine.compute.native._native")
     from inferloop.engine.compute.native.program import check_runs
 
-    random_model(tmp_path, "mixtral", **MIXTRAL)
-    with pytest.raises(ModelFileError, match="native runner has no experts"):
+    random_model(tmp_path, "qwen3_moe", **{**QWEN3_MOE, "moe_intermediate_size": 48})
+    with pytest.raises(ModelFileError, match="multiple of 32 for the feed-forward size of experts, which is 48"):
         check_runs(read_header(tmp_path))
+    # That of layers that are not there is nobody's.
+    random_model(tmp_path / "odd", "qwen3_moe", **{**QWEN3_MOE, "intermediate_size": 50})
+    check_runs(read_header(tmp_path / "odd"))
 
 
 @pytest.mark.parametrize("variant", ["mistral", "gemma2", "gemma3", "mixtral", "qwen3_moe"])
@@ -198,7 +217,14 @@ def test_neighbours_and_cuts_change_no_bit_in_deterministic_mode(
 
 @pytest.mark.parametrize(
     ("compute", "variant"),
-    [("torch", "gemma3"), ("torch", "mixtral with a window"), ("native", "mistral"), ("native", "gemma2")],
+    [
+        ("torch", "gemma3"),
+        ("torch", "mixtral with a window"),
+        ("native", "mistral"),
+        ("native", "gemma2"),
+        ("native", "mixtral with a window"),
+        ("native", "qwen3_moe"),
+    ],
 )
 def test_answers_are_those_alone_among_others_preempted_cached_and_through_an_adapter(
     compute: str, variant: str, random_model: RandomModel, tmp_path: Path
@@ -499,7 +525,7 @@ def test_a_gguf_with_experts_is_the_same_model(family: str, random_model: Random
         writer.add_expert_used_count(2 if family == "mixtral" else 3)
         writer.add_rope_freq_base(model.config.rope_parameters["rope_theta"])
         if family == "qwen3_moe":
-            writer.add_expert_feed_forward_length(48)
+            writer.add_expert_feed_forward_length(64)
 
     path = tmp_path / "tiny.gguf"
     write_gguf(model, path, gguf.MODEL_ARCH.LLAMA if family == "mixtral" else gguf.MODEL_ARCH.QWEN3MOE, edit=edit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inferloop.core.shape import Experts
 from inferloop.core.step_cost import StepLoad, WeightBytes, step_cost
 from inferloop.engine.compute.native.config import Weights
 from inferloop.engine.compute.native.packed import PackedMatrix
@@ -37,6 +38,21 @@ def test_all_that_is_packed_is_counted_once(embedded_model: ModelFiles, weights:
     assert multiplied_in(layout.matrices) == kind
     if weights in ("bf16", "fp32"):
         assert counted == WeightBytes.in_format(embedded_model.header.shape, weights)
+
+
+def test_of_experts_those_count_that_a_token_goes_through() -> None:
+    of_expert = {"gate_up": 8 * 576, "down": 2 * 1152}
+    matrices = {
+        "embed": PackedMatrix("bf16", n=20, k=32, offset_bytes=0, tile_bytes=1024),
+        "layers.0.router": PackedMatrix("f32", n=8, k=32, offset_bytes=0, tile_bytes=2048),
+        "layers.0.gate_up": PackedMatrix("group", n=8 * 128, k=32, offset_bytes=0, tile_bytes=576),
+        "layers.0.down": PackedMatrix("group", n=8 * 32, k=64, offset_bytes=0, tile_bytes=1152),
+        "layers.1.gate_up": PackedMatrix("group", n=128, k=32, offset_bytes=0, tile_bytes=576),
+        "layers.1.down": PackedMatrix("group", n=32, k=64, offset_bytes=0, tile_bytes=1152),
+    }
+    counted = weight_bytes(matrices, {}, Experts(num=8, per_token=3, ffn_size=64, layers=(0,)))
+    assert counted.gate_up == 3 * of_expert["gate_up"] + 2048 + of_expert["gate_up"]
+    assert counted.down == 3 * of_expert["down"] + of_expert["down"]
 
 
 def test_a_head_of_its_own_padding_and_biases_by_hand() -> None:

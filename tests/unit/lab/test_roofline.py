@@ -17,7 +17,7 @@ from inferloop.plan.roofline import BandwidthCurve, Roofs
 ROOFS = Roofs(BandwidthCurve(((MIB, 50e9),)), {"int8": 2e12, "bf16": 1e12, "fp32": 5e11})
 DOTS = {"qkv": 8 / 11, "out": 8 / 11, "gate_up": 8 / 11, "down": 8 / 11, "head": 0.8}
 NOTHING = dict.fromkeys(
-    ("move", "embed", "norm", "qkv", "attention", "encode", "out", "gate_up", "down", "head", "sample"), 0
+    ("move", "embed", "norm", "qkv", "attention", "encode", "out", "route", "gate_up", "down", "head", "sample"), 0
 )
 
 

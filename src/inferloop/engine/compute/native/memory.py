@@ -20,3 +20,11 @@ def partial_bytes(shape: ModelShape, num_positions: int, num_threads: int) -> in
     The last layer, which computes fewer rows, has its own."""
     group = shape.num_heads // shape.kv_heads[0]
     return 2 * _native.most_partial_bytes(num_threads, group, shape.head_dim, num_positions)
+
+
+def expert_bytes(shape: ModelShape, num_threads: int) -> int:
+    """The most that a step takes for what lies between the products of experts."""
+    experts = shape.experts
+    if experts is None:
+        return 0
+    return _native.most_expert_bytes(experts.num, experts.per_token, shape.hidden_size, experts.ffn_size, num_threads)

@@ -153,14 +153,17 @@ _Piece = tuple[TensorInfo, NDArray[np.uint8], NDArray[np.intp]]
 
 def _pieces(parts: tuple[TensorInfo, ...], order: NDArray[np.int64]) -> list[_Piece]:
     found: list[_Piece] = []
+    least, most = int(order.min()), int(order.max())
     begin = 0
     for part in parts:
-        places = np.flatnonzero((order >= begin) & (order < begin + part.shape[0]))
-        if len(places):
-            wanted = order[places] - begin
-            first = int(wanted.min())  # those of a chunk lie close together
-            found.append((part, stored_rows(part, first, int(wanted.max()) + 1)[wanted - first], places))
-        begin += part.shape[0]
+        end = begin + part.shape[0]
+        if begin <= most and end > least:  # of many, which experts are, a chunk has few
+            places = np.flatnonzero((order >= begin) & (order < end))
+            if len(places):
+                wanted = order[places] - begin
+                first = int(wanted.min())  # those of a chunk lie close together
+                found.append((part, stored_rows(part, first, int(wanted.max()) + 1)[wanted - first], places))
+        begin = end
     return found
 
 

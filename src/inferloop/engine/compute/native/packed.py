@@ -38,7 +38,8 @@ class PackedMatrix:
 class PackedModel:
     """`matrices`: "embed", "head" (absent when tied), and for every layer "layers.{i}.qkv", ".out", ".gate_up" and
     ".down". qkv stacks q, k, v; gate_up takes 32 outputs of gate and 32 of up in turn, so that four tiles hold both
-    halves of 32 activations. q and k have rotary pairs (i, i + dim / 2).
+    halves of 32 activations. q and k have rotary pairs (i, i + dim / 2). Layers with experts have ".router" in f32, and
+    ".gate_up" and ".down" stack one expert after the other.
 
     `vectors`, fp32: "norm", "layers.{i}.input_norm", ".post_norm", and where the model has them ".q_norm", ".k_norm"
     and the biases ".qkv.bias", ".out.bias", ".gate_up.bias" (in gate_up's order), ".down.bias"; "rope_factors".

@@ -71,11 +71,12 @@ def plan_packing(header: ModelHeader, weights: Weights) -> PackPlan:
     if header.rope.factors_tensor:
         planner.vector("rope_factors", header.rope.factors_tensor)
     for i in range(shape.num_layers):
-        _layer(planner, f"layers.{i}.", f"model.layers.{i}.", header.structure)
+        num_experts = shape.experts.num if shape.experts is not None and i in shape.experts.layers else 0
+        _layer(planner, f"layers.{i}.", f"model.layers.{i}.", header.structure, num_experts)
     return planner.plan
 
 
-def _layer(planner: _Planner, to: str, prefix: str, structure: Structure) -> None:
+def _layer(planner: _Planner, to: str, prefix: str, structure: Structure, num_experts: int) -> None:
     """In the order in which a step reads them."""
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     after = prefix + "post_attention_layernorm"
@@ -87,8 +88,11 @@ def _layer(planner: _Planner, to: str, prefix: str, structure: Structure) -> Non
     if structure.output_norms:
         planner.norm(to + "attended_norm", after)
     planner.norm(to + "post_norm", prefix + "pre_feedforward_layernorm" if structure.output_norms else after)
-    planner.matrix(to + "gate_up", mlp + "gate_proj", mlp + "up_proj", in_turn=True)
-    planner.matrix(to + "down", mlp + "down_proj")
+    if num_experts:
+        planner.matrix(to + "router", mlp + "gate", form="f32")
+    feeds = [f"{mlp}experts.{e}." for e in range(num_experts)] or [mlp]
+    planner.matrix(to + "gate_up", *(feed + part for feed in feeds for part in ("gate_proj", "up_proj")), in_turn=True)
+    planner.matrix(to + "down", *(feed + "down_proj" for feed in feeds))
     if structure.output_norms:
         planner.norm(to + "fed_norm", prefix + "post_feedforward_layernorm")
 
@@ -111,8 +115,9 @@ class _Planner:
         if module + ".weight" in self._tensors:
             self.norm(name, module)
 
-    def matrix(self, name: str, *modules: str, in_turn: bool = False) -> None:
-        """`in_turn`: 32 outputs of the first, 32 of the second, and so on; else one after the other."""
+    def matrix(self, name: str, *modules: str, in_turn: bool = False, form: Format | None = None) -> None:
+        """`in_turn`: of every two, 32 outputs of the first, 32 of the second, and so on; else one after the other.
+        `form`: whatever the weights are kept in."""
         parts = tuple(self._tensors[module + ".weight"] for module in modules)
         for part in parts:
             check_readable(part)
@@ -123,12 +128,12 @@ class _Planner:
                 f"{first.file}: tensor {first.name} is {first.shape[0]} x {k}, "
                 f"and the native runner needs multiples of {GROUP}"
             )
-        form = _form(self._weights, [part.dtype for part in parts])
+        kept = form or _form(self._weights, [part.dtype for part in parts])
         at = self.plan.num_bytes
-        matrix = group_matrix(form, n, k, at) if isinstance(form, GroupForm) else plain_matrix(form, n, k, at)
+        matrix = group_matrix(kept, n, k, at) if isinstance(kept, GroupForm) else plain_matrix(kept, n, k, at)
         order = np.concatenate(list(self._row_numbers(parts)))
         if in_turn:
-            order = order.reshape(len(parts), -1, GROUP).swapaxes(0, 1).reshape(-1)
+            order = order.reshape(len(parts) // 2, 2, -1, GROUP).swapaxes(1, 2).reshape(-1)
         self.plan.matrices[name] = MatrixPlan(matrix, parts, order)
         self.plan.num_bytes += matrix.num_bytes
         biases = [self._tensors.get(module + ".bias") for module in modules]

@@ -18,13 +18,18 @@ from inferloop.models.headers.structure import Activation
 class Program:
     """`windows`: of each layer, how many keys a query sees, itself included; 0: all. `ropes`: of each layer, which of
     the tables it rotates by. `cos` and `sin` by table and position, fp32 [tables][positions][rotated dimensions / 2].
-    Soft caps of 0 are none."""
+    Soft caps of 0 are none. `routed`: of each layer, whether it has experts; `ffn_size` is that of the others, 0
+    without any."""
 
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     ffn_size: int
+    num_experts: int
+    experts_per_token: int
+    expert_ffn_size: int
+    renormalized_experts: bool
     vocab_size: int
     norm_eps: float
     attention_scale: float
@@ -32,6 +37,7 @@ class Program:
     final_softcap: float
     embedding_scale: float
     activation: Activation
+    routed: tuple[bool, ...]
     windows: tuple[int, ...]
     ropes: tuple[int, ...]
     cos: NDArray[np.float32]
@@ -43,15 +49,17 @@ def check_runs(header: ModelHeader) -> None:
     shape = header.shape
     if len(set(shape.kv_heads)) > 1:
         raise ModelFileError("the native runner needs the same number of KV heads in every layer")
-    if shape.experts is not None:
-        raise ModelFileError("the native runner has no experts")
     if shape.head_dim % 16:
         raise ModelFileError(f"the native runner needs heads of a multiple of 16, these are of {shape.head_dim}")
     widths = {
         "the hidden size": shape.hidden_size,
         "all query heads together": shape.num_heads * shape.head_dim,
-        "the feed-forward size": shape.ffn_size,
     }
+    experts = shape.experts
+    if experts is None or len(experts.layers) < shape.num_layers:
+        widths["the feed-forward size"] = shape.ffn_size
+    if experts is not None:
+        widths["the feed-forward size of experts"] = experts.ffn_size
     for name, width in widths.items():
         if width % 32:
             raise ModelFileError(f"the native runner needs a multiple of 32 for {name}, which is {width}")
@@ -65,13 +73,19 @@ def program_of(header: ModelHeader, num_positions: int, rope_factors: NDArray[np
     if structure.local_rope is not None:
         tables.append(rope_tables(structure.local_rope, num_positions, shape.context_length))
     cos, sin = (np.stack(table) for table in zip(*tables, strict=True))
-    layers = range(shape.num_layers)
+    layers, experts = range(shape.num_layers), shape.experts
+    routed = tuple(experts is not None and i in experts.layers for i in layers)
     return Program(
         hidden_size=shape.hidden_size,
         num_heads=shape.num_heads,
         num_kv_heads=shape.kv_heads[0],
         head_dim=shape.head_dim,
-        ffn_size=shape.ffn_size,
+        ffn_size=0 if all(routed) else shape.ffn_size,
+        num_experts=experts.num if experts else 0,
+        experts_per_token=experts.per_token if experts else 0,
+        expert_ffn_size=experts.ffn_size if experts else 0,
+        renormalized_experts=structure.renormalized_experts,
+        routed=routed,
         vocab_size=shape.vocab_size,
         norm_eps=header.norm_eps,
         attention_scale=1 / math.sqrt(shape.head_dim) if structure.query_scale is None else structure.query_scale,

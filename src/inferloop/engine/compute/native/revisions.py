@@ -3,7 +3,7 @@
 An extension that was built from older sources has others, and is refused before it computes anything.
 """
 
-CALLS = 4
+CALLS = 5
 """What is called, and which attributes of which Python objects C++ reads: count up when either side changes."""
 
 LAYOUT = 1

@@ -14,7 +14,7 @@ from inferloop.engine.compute.native import _native
 from inferloop.engine.compute.native.adapters import PackedAdapter, pack_adapter
 from inferloop.engine.compute.native.config import NativeConfig
 from inferloop.engine.compute.native.level import best_isa
-from inferloop.engine.compute.native.memory import BLOCK_SIZE, block_bytes, partial_bytes
+from inferloop.engine.compute.native.memory import BLOCK_SIZE, block_bytes, expert_bytes, partial_bytes
 from inferloop.engine.compute.native.pack import Progress, pack_model
 from inferloop.engine.compute.native.packed import PackedModel
 from inferloop.engine.compute.native.program import check_runs, program_of
@@ -47,7 +47,8 @@ class NativeRunner:
         if num_threads < 1:
             raise UsageError(f"a step needs a thread, not {num_threads}")
         num_positions = min(shape.context_length, num_blocks * BLOCK_SIZE)
-        check_room(num_blocks * of_block, partial_bytes(shape, num_positions, num_threads))
+        step_bytes = partial_bytes(shape, num_positions, num_threads) + expert_bytes(shape, num_threads)
+        check_room(num_blocks * of_block, step_bytes)
         program = program_of(header, num_positions, packed.vectors.get("rope_factors"))
         try:
             self._engine = _native.Engine(packed, program, isa, config.kv, num_blocks, num_threads)

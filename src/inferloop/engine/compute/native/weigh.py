@@ -6,18 +6,27 @@ from collections import Counter
 from collections.abc import Mapping
 
 from inferloop.core.hardware import OpKind
+from inferloop.core.shape import Experts
 from inferloop.core.step_cost import WeightBytes
 from inferloop.engine.compute.native.packed import Format, PackedMatrix
 
 _MULTIPLIED_IN: dict[Format, OpKind] = {"group": "int8", "bf16": "bf16", "f32": "fp32"}
 
 
-def weight_bytes(matrices: Mapping[str, PackedMatrix], vector_lengths: Mapping[str, int]) -> WeightBytes:
-    """Of a model's matrices as they lie in memory, padding included, and of its gains and biases in fp32."""
+def weight_bytes(
+    matrices: Mapping[str, PackedMatrix], vector_lengths: Mapping[str, int], experts: Experts | None = None
+) -> WeightBytes:
+    """Of a model's matrices as they lie in memory, padding included, and of its gains and biases in fp32. Of `experts`
+    what one token goes through, as step_cost counts them, and the routers with their `gate_up`."""
     of_layers: Counter[str] = Counter()
     for name, matrix in matrices.items():
-        if name.startswith("layers."):
-            of_layers[name.rpartition(".")[2]] += matrix.num_bytes
+        layer, _, kind = name.rpartition(".")
+        if not layer:
+            continue
+        num_bytes = matrix.num_bytes
+        if experts is not None and kind in ("gate_up", "down") and f"{layer}.router" in matrices:
+            num_bytes = num_bytes * experts.per_token // experts.num
+        of_layers["gate_up" if kind == "router" else kind] += num_bytes
     embedding = matrices["embed"]
     return WeightBytes(
         qkv=of_layers["qkv"],

@@ -191,6 +191,15 @@ void bind_step(nb::module_& m) {
   }, "kv"_a, "head_dim"_a, "Bytes of 16 tokens of one KV head.");
   m.def("most_partial_bytes", &most_partial_bytes, "num_threads"_a, "group"_a, "head_dim"_a, "num_positions"_a,
         "The most that the attention of a layer takes for what is known of parts of contexts.");
+  m.def("most_expert_bytes", [](int num_experts, int per_token, int hidden_size, int ffn_size, int num_threads) {
+    Model model;
+    model.num_experts = num_experts;
+    model.num_per_token = per_token;
+    model.hidden_size = hidden_size;
+    model.expert_ffn_size = ffn_size;
+    return most_expert_bytes(model, num_threads);
+  }, "num_experts"_a, "per_token"_a, "hidden_size"_a, "ffn_size"_a, "num_threads"_a,
+  "The most that a step takes between the products of experts.");
   m.def("ticks", &ticks, "What `Engine.profile` counts in.");
 }
 

@@ -108,9 +108,16 @@ HeldModel::HeldModel(nb::handle packed, nb::handle program) {
   model.final_soft_cap = static_cast<float>(field<double>(program, "final_softcap"));
   model.embedding_scale = static_cast<float>(field<double>(program, "embedding_scale"));
   model.activation = field<std::string>(program, "activation") == "silu" ? Activation::silu : Activation::gelu_tanh;
+  model.expert_ffn_size = field<int>(program, "expert_ffn_size");
+  model.num_experts = field<int>(program, "num_experts");
+  model.num_per_token = field<int>(program, "experts_per_token");
+  model.renormalized = field<bool>(program, "renormalized_experts");
   const int hidden = model.hidden_size, ffn = model.ffn_size, dim = model.head_dim;
   require(dim % kTile == 0 && hidden % kGroup == 0 && model.q_size() % kGroup == 0 && ffn % kGroup == 0,
           "a head is a multiple of 16, rows of activations are multiples of 32");
+  require(model.num_experts >= 0 && model.expert_ffn_size >= 0 && model.expert_ffn_size % kGroup == 0 &&
+              model.num_per_token >= std::min(model.num_experts, 1) && model.num_per_token <= model.num_experts,
+          "a row goes through some of the experts, of a multiple of 32");
   require(model.num_kv_heads > 0 && model.num_heads % model.num_kv_heads == 0, "query heads share KV heads evenly");
 
   Parts parts(packed, views);
@@ -126,18 +133,28 @@ HeldModel::HeldModel(nb::handle packed, nb::handle program) {
   const float* all_cos = views.numbers<float>(cos, "cos", num_ropes * rope_size);
   const float* all_sin = views.array<float>(program, "sin", num_ropes * rope_size);
   const int num_layers = static_cast<int>(length_of(windows));
-  require(num_layers > 0 && num_layers == static_cast<int>(length_of(ropes)), "a model has layers");
+  const nb::object routed = program.attr("routed");
+  require(num_layers > 0 && num_layers == static_cast<int>(length_of(ropes)) &&
+              num_layers == static_cast<int>(length_of(routed)),
+          "a model has layers");
   for (int i = 0; i < num_layers; ++i) {
     const std::string prefix = "layers." + std::to_string(i);
     Layer layer;
     layer.qkv = parts.matrix(prefix + ".qkv", model.q_size() + 2 * model.num_kv_heads * dim, hidden);
     layer.out = parts.matrix(prefix + ".out", hidden, model.q_size());
-    layer.gate_up = parts.matrix(prefix + ".gate_up", 2 * ffn, hidden);
-    layer.down = parts.matrix(prefix + ".down", hidden, ffn);
+    const bool has_experts = nb::cast<bool>(routed[i]);
+    const int num = has_experts ? model.num_experts : 1, size = has_experts ? model.expert_ffn_size : ffn;
+    require(num > 0 && size > 0 && int64_t{num} * std::max(2 * int64_t{size}, int64_t{hidden}) < INT32_MAX,
+            "a layer has as many outputs as can be counted");
+    if (has_experts) layer.router = parts.matrix(prefix + ".router", num, hidden);
+    require(!has_experts || layer.router.format == Format::f32, "a router is in f32");
+    layer.gate_up = parts.matrix(prefix + ".gate_up", num * 2 * size, hidden);
+    layer.down = parts.matrix(prefix + ".down", num * hidden, size);
     layer.input_norm = parts.vector(prefix + ".input_norm", hidden);
     layer.post_norm = parts.vector(prefix + ".post_norm", hidden);
     layer.attended_norm = parts.vector(prefix + ".attended_norm", hidden, true);
     layer.fed_norm = parts.vector(prefix + ".fed_norm", hidden, true);
+    require(!has_experts || layer.fed_norm == nullptr, "what experts give is added as it is");
     model.has_output_norms |= layer.attended_norm != nullptr || layer.fed_norm != nullptr;
     layer.q_norm = parts.vector(prefix + ".q_norm", dim, true);
     layer.k_norm = parts.vector(prefix + ".k_norm", dim, true);
@@ -160,6 +177,7 @@ HeldAdapter::HeldAdapter(nb::handle packed, const Model& model) {
     adapted.out = parts.update(prefix + ".out", layer.out);
     adapted.gate_up = parts.update(prefix + ".gate_up", layer.gate_up);
     adapted.down = parts.update(prefix + ".down", layer.down);
+    require(!layer.has_experts() || !(adapted.gate_up.is_there() || adapted.down.is_there()), "no expert is adapted");
     for (const LowRank* update : {&adapted.qkv, &adapted.out, &adapted.gate_up, &adapted.down})
       if (update->is_there()) adapter.max_width = std::max(adapter.max_width, update->width());
     adapter.layers.push_back(adapted);

@@ -12,8 +12,9 @@ namespace inferloop {
 struct Layer {
   Matrix qkv;      // query heads, then key heads, then value heads
   Matrix out;
-  Matrix gate_up;  // 32 outputs of gate and 32 of up in turn
-  Matrix down;
+  Matrix gate_up;  // 32 outputs of gate and 32 of up in turn; of experts, one expert after the other
+  Matrix down;     // of experts, all outputs of one, then of the next
+  Matrix router;   // f32, an output for each expert; no data: the layer has none
   const float* input_norm = nullptr;  // [hidden_size]
   const float* post_norm = nullptr;   // [hidden_size], before gate_up
   const float* attended_norm = nullptr;  // [hidden_size], of what `out` gives
@@ -23,6 +24,8 @@ struct Layer {
   int window = 0;                     // keys a query sees, itself included; 0: all
   const float* cos = nullptr;         // rotary embedding by position, [num_positions][rope_dim / 2]
   const float* sin = nullptr;
+
+  bool has_experts() const { return router.data != nullptr; }
 };
 
 struct Model {
@@ -30,7 +33,11 @@ struct Model {
   int num_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
-  int ffn_size = 0;
+  int ffn_size = 0;         // of layers without experts
+  int expert_ffn_size = 0;
+  int num_experts = 0;      // of a layer that has any
+  int num_per_token = 0;    // of them, which a row goes through
+  bool renormalized = false;  // what these count is made to sum to 1
   int vocab_size = 0;
   float norm_eps = 0;
   float attention_scale = 0;

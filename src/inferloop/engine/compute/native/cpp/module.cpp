@@ -10,6 +10,7 @@ namespace inferloop {
 void bind_step(nb::module_& m);
 void bind_matmul(nb::module_& m);
 void bind_rows(nb::module_& m);
+void bind_experts(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_hardware(nb::module_& m);
@@ -27,6 +28,8 @@ NB_MODULE(_native, m) {
   bind_matmul(matmul);
   nb::module_ rows = m.def_submodule("rows");
   bind_rows(rows);
+  nb::module_ experts = m.def_submodule("experts");
+  bind_experts(experts);
   nb::module_ attention = m.def_submodule("attention");
   bind_attention(attention);
   nb::module_ sampling = m.def_submodule("sampling");

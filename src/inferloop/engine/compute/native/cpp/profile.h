@@ -11,10 +11,10 @@
 
 namespace inferloop {
 
-enum class Phase : uint8_t { move, embed, norm, qkv, attention, encode, out, gate_up, down, head, sample };
+enum class Phase : uint8_t { move, embed, norm, qkv, attention, encode, out, route, gate_up, down, head, sample };
 constexpr int kNumPhases = static_cast<int>(Phase::sample) + 1;
 constexpr std::array<const char*, kNumPhases> kPhaseNames = {
-    "move", "embed", "norm", "qkv", "attention", "encode", "out", "gate_up", "down", "head", "sample"};
+    "move", "embed", "norm", "qkv", "attention", "encode", "out", "route", "gate_up", "down", "head", "sample"};
 
 /// Ticks of one thread since it was last read.
 struct alignas(64) Profile {

@@ -148,6 +148,9 @@ void Step::reserve() {
   const size_t shrunk = adapted_.empty() ? 0 : static_cast<size_t>(wanted) * max_width_;
   for (const std::vector<AttentionWork>* works : {&work_, &last_})
     for (const AttentionWork& work : *works) scratch = std::max(scratch, work.scratch_bytes());
+  const bool has_experts = model_.num_experts > 0;
+  for (const Layer& layer : model_.layers)
+    if (layer.has_experts()) scratch = std::max(scratch, matmul_.scratch_bytes(layer.router, block));
   if (wanted <= num_rows_ && scratch <= scratch_bytes_ && shrunk <= shrunk_floats_) return;
 
   const int num_rows = std::max(wanted, num_rows_ + num_rows_ / 2);
@@ -166,6 +169,7 @@ void Step::reserve() {
     if (model_.has_output_norms) projected_ = carver.take<float>(static_cast<size_t>(num_rows) * model_.hidden_size);
     inputs_ = carver.take<uint8_t>(rows_bytes(num_rows, widest));
     units_ = carver.take<uint8_t>(rows_bytes(num_rows, model_.ffn_size));
+    if (has_experts) experts_.carve(carver, model_, std::min(num_rows, kMostRouted), pool_.size());
     shrunk_ = carver.take<float>(shrunk_floats_);
     for (Bench& bench : benches_) {
       bench.inputs = carver.take<uint8_t>(rows_bytes(kFewRows, widest));
@@ -176,6 +180,7 @@ void Step::reserve() {
     return carver.num_bytes();
   };
   pages_ = Pages();
+  if (has_experts) routes_ = Routes(std::min(num_rows, kMostRouted), model_.num_experts, model_.num_per_token);
   pages_ = Pages(carve(nullptr));
   carve(pages_.data());
   num_rows_ = num_rows;

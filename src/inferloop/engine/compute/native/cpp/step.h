@@ -8,6 +8,7 @@
 #include "adapter.h"
 #include "attention/attention.h"
 #include "cache.h"
+#include "experts/routes.h"
 #include "matmul/matmul.h"
 #include "memory.h"
 #include "model.h"
@@ -40,6 +41,20 @@ struct Tail {
 
   int num_rows() const { return plan.num_tokens; }
 };
+
+/// What layers with experts have between their products.
+struct ExpertMemory {
+  float* scores = nullptr;         // [rows][tiles of the router][16], what it gives
+  uint8_t* routed = nullptr;       // rows of hidden_size in the form that experts take
+  uint8_t* units = nullptr;        // rows of expert_ffn_size in the form of a product, one for each entry of the routes
+  std::vector<uint8_t*> gathered;  // by thread: rows of hidden_size that go through one expert
+  std::vector<Ranked*> ranked;     // by thread, [experts]
+
+  void carve(Carver& carver, const Model& model, int num_rows, int num_threads);
+};
+
+/// The most that a step takes for such layers, however many tokens it has.
+size_t most_expert_bytes(const Model& model, int num_threads);
 
 class Step {
  public:
@@ -100,6 +115,8 @@ class Step {
   float* projected_ = nullptr;  // [rows][hidden_size], what is normed before it is added to the residual stream
   uint8_t* inputs_ = nullptr;  // rows of hidden_size or q_size in the form of a product
   uint8_t* units_ = nullptr;   // rows of ffn_size in the form of a product
+  ExpertMemory experts_;
+  Routes routes_;
   float* shrunk_ = nullptr;    // what the `a` of adapters make of rows: those at row r begin at r * max_width_
   size_t shrunk_floats_ = 0;   // that there is memory for
   std::vector<Bench> benches_;

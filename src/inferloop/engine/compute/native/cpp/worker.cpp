@@ -71,13 +71,8 @@ void Step::Worker::layers() {
     shrink(&AdaptedLayer::out, attended);
     add_product(Phase::out, &AdaptedLayer::out, layer.out, attended, layer.attended_norm);
     meet(Phase::out);
-    const Rows post =
-        inputs(Phase::norm, form_of(layer.gate_up.format), model_.hidden_size, m_, layer.post_norm, row_of_x);
-    shrink(&AdaptedLayer::gate_up, post);
-    const Rows units = gated(layer, post);
-    meet(Phase::gate_up);
-    shrink(&AdaptedLayer::down, units);
-    add_product(Phase::down, &AdaptedLayer::down, layer.down, units, layer.fed_norm);
+    if (layer.has_experts()) experts(layer);
+    else feed_forward(layer);
     if (team_.rank() == 0 && step_.input_->give_up != nullptr)
       step_.given_up_ = __atomic_load_n(step_.input_->give_up, __ATOMIC_RELAXED) != 0;
     meet(Phase::down);
@@ -227,7 +222,17 @@ void Step::Worker::adapt(LowRank AdaptedLayer::*product, int begin, int count, i
   }
 }
 
-/// Four tiles hold 32 outputs of gate and the 32 of up that they go with.
+void Step::Worker::feed_forward(const Layer& layer) {
+  const auto row_of_x = [&](int r) { return step_.x_ + static_cast<size_t>(r) * model_.hidden_size; };
+  const Rows post =
+      inputs(Phase::norm, form_of(layer.gate_up.format), model_.hidden_size, m_, layer.post_norm, row_of_x);
+  shrink(&AdaptedLayer::gate_up, post);
+  const Rows units = gated(layer, post);
+  meet(Phase::gate_up);
+  shrink(&AdaptedLayer::down, units);
+  add_product(Phase::down, &AdaptedLayer::down, layer.down, units, layer.fed_norm);
+}
+
 Rows Step::Worker::gated(const Layer& layer, const Rows& in) {
   const Matrix& w = layer.gate_up;
   const Rows units = rows_in(step_.units_, form_of(layer.down.format), m_, model_.ffn_size);
@@ -235,15 +240,21 @@ Rows Step::Worker::gated(const Layer& layer, const Rows& in) {
     const size_t ld = static_cast<size_t>(tile_end - tile_begin) * kTile;
     multiply(w, part_of(in, begin, count), tile_begin, tile_end, bench_.out, ld);
     adapt(&AdaptedLayer::gate_up, begin, count, tile_begin, tile_end, bench_.out, ld);
-    for (int r = 0; r < count; ++r) {
-      float* row = bench_.out + r * ld;
-      for (int tile = tile_begin; tile < tile_end; tile += 4, row += 4 * kTile) {
-        step_.rows_.gated(model_.activation, row, row + 32, 32, row);
-        step_.rows_.encode(row, tile / 4 * 32, 32, units, begin + r);
-      }
-    }
+    gate(bench_.out, count, tile_end - tile_begin, ld, units, begin, tile_begin / 4 * 32);
   });
   return units;
+}
+
+/// Four tiles hold 32 outputs of gate and the 32 of up that they go with; `units` takes them from a row and column on.
+void Step::Worker::gate(float* out, int count, int num_tiles, size_t ld, const Rows& units, int first_row,
+                        int first_column) const {
+  for (int r = 0; r < count; ++r) {
+    float* row = out + r * ld;
+    for (int tile = 0; tile < num_tiles; tile += 4, row += 4 * kTile) {
+      step_.rows_.gated(model_.activation, row, row + 32, 32, row);
+      step_.rows_.encode(row, first_column + tile / 4 * 32, 32, units, first_row + r);
+    }
+  }
 }
 
 /// To the residual stream, after the norm with this gain, if any, for which whole rows must be there.

@@ -10,6 +10,7 @@ namespace inferloop {
 constexpr int kFewRows = 4;     // up to so many, each thread prepares all of them rather than wait for its share
 constexpr int kRowBlock = 128;  // rows of a product at a time: they and what comes of them stay in L2
 constexpr size_t kOutFloats = size_t{32} << 10;
+constexpr int kMostRouted = 1024;  // rows at a time through experts, which bounds what lies between their products
 
 /// Memory for m rows of k in any form.
 constexpr size_t rows_bytes(int m, size_t k) { return static_cast<size_t>(m) * k * sizeof(float) + 3 * 64; }
@@ -59,7 +60,14 @@ class Step::Worker {
   void keep_tail();
   void shrink(LowRank AdaptedLayer::*product, const Rows& in);
   void adapt(LowRank AdaptedLayer::*product, int begin, int count, int tile_begin, int tile_end, float* out, size_t ld);
+  void feed_forward(const Layer& layer);
   Rows gated(const Layer& layer, const Rows& in);
+  void gate(float* out, int count, int num_tiles, size_t ld, const Rows& units, int first_row, int first_column) const;
+  void experts(const Layer& layer);
+  Rows route(const Layer& layer, int begin, int count);
+  Rows gathered(const Rows& in, const ExpertRows& part);
+  Rows expert_units(const Layer& layer, const Rows& in);
+  void add_experts(const Layer& layer, const Rows& units, int first_row);
   void add_product(Phase phase, LowRank AdaptedLayer::*product, const Matrix& w, const Rows& in, const float* gain);
   void rotate(const Layer& layer, float* head, int position) const;
   void soften_logits(float* rows, int count, size_t ld) const;

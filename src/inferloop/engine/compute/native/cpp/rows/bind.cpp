@@ -123,6 +123,24 @@ auto add(const std::string& isa, Vector x, Vector y) {
   return out;
 }
 
+auto add_scaled(const std::string& isa, Vector x, Vector y, float scale) {
+  const RowKernels& kernels = kernels_named(isa);
+  require(x.shape(0) == y.shape(0) && x.shape(0) % 16 == 0);
+  auto out = array_of<float>(1, x.shape(0));
+  std::copy_n(x.data(), x.shape(0), out.data());
+  kernels.add_scaled(out.data(), y.data(), scale, static_cast<int>(x.shape(0)));
+  return out;
+}
+
+auto softmax(const std::string& isa, Vector x) {
+  const RowKernels& kernels = kernels_named(isa);
+  require(x.shape(0) % 16 == 0 && x.shape(0) > 0);
+  auto out = array_of<float>(1, x.shape(0));
+  std::copy_n(x.data(), x.shape(0), out.data());
+  kernels.softmax(out.data(), static_cast<int>(x.shape(0)));
+  return out;
+}
+
 }  // namespace
 
 void bind_rows(nb::module_& m) {
@@ -133,6 +151,8 @@ void bind_rows(nb::module_& m) {
   m.def("soften", soften, "isa"_a, "x"_a, "cap"_a, "cap * tanh(x / cap), as [1, n].");
   m.def("rotate", rotate, "isa"_a, "head"_a, "cos"_a, "sin"_a, "A rotated copy, as [1, n].");
   m.def("add", add, "isa"_a, "x"_a, "y"_a, "x + y, as [1, n].");
+  m.def("add_scaled", add_scaled, "isa"_a, "x"_a, "y"_a, "scale"_a, "x + scale * y, as [1, n].");
+  m.def("softmax", softmax, "isa"_a, "x"_a, "As [1, n].");
 }
 
 }  // namespace inferloop

@@ -127,6 +127,23 @@ void add(float* x, const float* y, int n) {
   for (int i = 0; i < n; ++i) x[i] += y[i];
 }
 
+void add_scaled(float* x, const float* y, float scale, int n) {
+  for (int i = 0; i < n; i += kLanes) store(x + i, load<Floats>(x + i) + load<Floats>(y + i) * scale);
+}
+
+void softmax(float* x, int n) {
+  float max = x[0];
+  for (int i = 1; i < n; ++i) max = x[i] > max ? x[i] : max;
+  Floats sums = all(0.0f);
+  for (int i = 0; i < n; i += kLanes) {
+    const Floats e = exp_of(load<Floats>(x + i) - all(max));
+    sums = sums + e;
+    store(x + i, e);
+  }
+  const float sum = sum_of(sums);
+  for (int i = 0; i < n; i += kLanes) store(x + i, load<Floats>(x + i) / sum);
+}
+
 /// Inputs j and j + 1 of a tile's outputs, an fp32 for each or two bf16 side by side.
 struct InputPair {
   Floats first, second;
@@ -174,7 +191,7 @@ void expand(const LowRank& update, const float* x, int count, int tile_begin, in
   run(update, x, count, tile_begin, tile_end, out, ld);
 }
 
-constexpr RowKernels kKernels = {encode, norm, gated, rotate, soften, add, expand};
+constexpr RowKernels kKernels = {encode, norm, gated, rotate, soften, add, add_scaled, softmax, expand};
 
 }  // namespace
 }  // namespace inferloop

@@ -30,6 +30,12 @@ struct RowKernels {
   /// x[i] += y[i].
   void (*add)(float* x, const float* y, int n);
 
+  /// x[i] += y[i] * scale.
+  void (*add_scaled)(float* x, const float* y, float scale, int n);
+
+  /// x[i] = e^x[i] / sum(e^x), which -infinity takes no part in.
+  void (*softmax)(float* x, int n);
+
   /// Add to `count` rows of `out`, which has these tiles, what `update.b` makes of rows of x, `update.width()` apart.
   void (*expand)(const LowRank& update, const float* x, int count, int tile_begin, int tile_end, float* out, size_t ld);
 };
