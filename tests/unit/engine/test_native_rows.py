@@ -183,3 +183,20 @@ def test_levels_and_forms_that_do_not_exist_are_refused() -> None:
         rows.encode("mmx", x, "q8")
     with pytest.raises(ValueError, match="form is f32, bf16 or q8, not q4"):
         rows.encode("scalar", x, "q4")
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@settings(max_examples=40, deadline=None)
+@given(sixteens=st.integers(1, 9), seed=SEEDS)
+def test_softmax_and_scaled_sums(isa: str, sixteens: int, seed: int) -> None:
+    """What is minus infinity takes no part, and who is far from all others takes all."""
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal(16 * sixteens) * rng.choice([0.1, 3, 60])).astype(np.float32)
+    x[1:][rng.random(x.size - 1) < 0.2] = -np.inf
+    got = rows.softmax(isa, x)[0]
+    expected = np.exp((x - x.max()).astype(np.float64))  # a difference in fp32 is what it is computed of
+    np.testing.assert_allclose(got, expected / expected.sum(), rtol=2e-6, atol=1e-37)
+    assert not got[np.isneginf(x)].any()
+    same_bits(got, rows.softmax("scalar", x)[0])
+    y = rng.standard_normal(x.size, np.float32)
+    same_bits(rows.add_scaled(isa, got, y, 0.3)[0], got + y * np.float32(0.3))
