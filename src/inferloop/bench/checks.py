@@ -102,6 +102,12 @@ def self_checks(
         notes.append(
             f"{num_stale} requests were sent again: the server had closed the idle connection they went out on"
         )
+    num_left = sum(s.num_left_open for s in result.senders)
+    if num_left:
+        notes.append(
+            f"the server left {num_left} answers open: after their [DONE] the HTTP body did not end, so that their "
+            "connections could not be used again"
+        )
     if result.num_capped:
         notes.append(f"the limit on requests in flight held back sends {result.num_capped} times")
     clipped = sum(r.clipped for r in planned)

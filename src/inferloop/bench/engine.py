@@ -8,6 +8,7 @@ import os
 import resource
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,9 @@ from inferloop.core.units import NS_PER_MS, NS_PER_S
 
 _AT_START_NS = NS_PER_MS
 _TOGETHER = 32
+_LEFT_AFTER_NS = NS_PER_S // 4
+"""How long the end of an HTTP body is waited for when the answer in it is complete: a busy server may send it late, and
+then its connection can still be used."""
 _UNSURE_SHARE = 0.01
 """Of the requests, that may be sent again where it is not certain that the server never got them: of the failures of
 one that resets connections no more may be hidden than this."""
@@ -78,8 +82,9 @@ class Engine:
         self._sending, self._is_pumping = True, False
         self._over = asyncio.Event()
         self._armed_ns: int | None = None
-        self._num_started = self._num_stale = self._num_unsure = self._num_bytes_sent = 0
-        self._gauge_ns = self._integral = 0
+        self._answered: deque[Exchange] = deque()  # in that order
+        self._num_started = self._num_stale = self._num_unsure = self._num_bytes_sent = self._num_left = 0
+        self._gauge_ns = self._integral = self._last_end_ns = 0
         self._first_send_ns: int | None = None
         self._lags, self._errors = array("q"), array("q")
 
@@ -128,6 +133,7 @@ class Engine:
             num_late_connections=pool.num_late - num_before,
             num_pool_waits=pool.num_waits,
             num_stale_retries=self._num_stale,
+            num_left_open=self._num_left,
             num_bytes_sent=self._num_bytes_sent,
             num_bytes_received=pool.num_bytes_received,
             peak_rss_bytes=_peak_rss_bytes(),
@@ -145,7 +151,7 @@ class Engine:
             [(start_ns + s.t_ns, s.late_ns, s.num_forgone) for s in agenda.stalls],
             self._integral,
             self._first_send_ns,
-            self._gauge_ns,
+            self._last_end_ns,
         )
 
     def stop(self, how: Stop) -> None:
@@ -235,10 +241,22 @@ class Engine:
         self._pool.open_for(partial(self._connected, exchange))
         return True
 
+    def answered(self, exchange: Exchange) -> None:
+        num_ended = self._num_started - len(self._in_flight)
+        if 2 * self._num_left > num_ended:  # a server that ends none of its answers: nobody who waits is held up
+            self._loop.call_soon(exchange.leave)
+        else:
+            self._answered.append(exchange)
+
+    def left(self, exchange: Exchange) -> None:
+        self._num_left += 1
+        self._integral -= self._now_ns() - exchange.t_done_ns  # it was not in flight meanwhile
+
     def ended(self, exchange: Exchange, outcome: Outcome) -> None:
         now_ns = self._now_ns()
         self._integral += len(self._in_flight) * (now_ns - self._gauge_ns)
         self._gauge_ns = now_ns
+        self._last_end_ns = max(self._last_end_ns, outcome.t_end_ns)
         del self._in_flight[exchange]
         changed = self._agenda.ended(
             exchange.place, outcome.t_end_ns - self._start_ns, failed=outcome.error is not None
@@ -261,6 +279,8 @@ class Engine:
         oldest_ns = now_ns - round(self._options.request_timeout_s * NS_PER_S)
         while self._in_flight and (exchange := next(iter(self._in_flight))).t_begin_ns <= oldest_ns:
             exchange.fail("timeout", f"not complete within {self._options.request_timeout_s:g} s")
+        while self._answered and self._answered[0].t_done_ns <= now_ns - _LEFT_AFTER_NS:
+            self._answered.popleft().leave()
         if self._sending and self._end_ns is not None and now_ns >= self._end_ns:
             self.stop("drain")
         nothing_left = not self._sending or self._agenda.num_left == 0

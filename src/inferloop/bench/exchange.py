@@ -51,6 +51,14 @@ class Owner(Protocol):
         """Called once for each exchange, whatever happens."""
         ...
 
+    def answered(self, exchange: Exchange) -> None:
+        """The answer is complete, and the end of its HTTP body is still to come. Who waits no longer calls `leave`."""
+        ...
+
+    def left(self, exchange: Exchange) -> None:
+        """Called before `ended` where that end did not come."""
+        ...
+
     def send_again(self, exchange: Exchange, *, sure: bool) -> bool:
         """Asked for another connection, once, when an idle one turns out to be dead; `sure`: the server never got the
         request. False: it is to fail."""
@@ -63,6 +71,7 @@ class Exchange:
     __slots__ = (
         *("_owner", "place", "position", "payload", "t_intended_ns", "t_begin_ns", "t_send_ns", "done"),
         *("_connection", "_reader", "_status", "_t_headers_ns", "_t_last_ns", "_replica", "_excerpt", "_sent_again"),
+        "t_done_ns",
     )
 
     def __init__(self, owner: Owner, place: int, position: int, payload: bytes, t_intended_ns: int | None) -> None:
@@ -70,6 +79,8 @@ class Exchange:
         self.payload, self.t_intended_ns = payload, t_intended_ns
         self.t_begin_ns = monotonic_ns()
         self.t_send_ns = self._t_last_ns = self._status = 0
+        self.t_done_ns = 0
+        """When the answer said that it was complete; 0 before."""
         self._t_headers_ns: int | None = None
         self._connection: Connection | None = None
         self._reader: Reader | None = None
@@ -86,7 +97,9 @@ class Exchange:
             connection.send(self, self.payload)
 
     def fail(self, error: str, detail: str) -> None:
-        """End it without an answer."""
+        """End it without an answer, unless all of it has come."""
+        if self.t_done_ns:
+            self.leave()
         if self.done:
             return
         if self._connection is not None:
@@ -95,6 +108,21 @@ class Exchange:
             self.t_send_ns = monotonic_ns()
         self._close(error, detail, cut=True)
 
+    def leave(self) -> None:
+        """End it with the answer that is complete; its connection cannot be used again."""
+        if self.done:
+            return
+        if self._connection is not None:
+            self._connection.forget()
+        self._owner.left(self)
+        self._t_last_ns = self.t_done_ns
+        self._close(None, None, cut=False)
+
+    def _answered(self, t_ns: int) -> None:
+        self.t_done_ns = t_ns
+        if self._connection is not None and not self._connection.complete:
+            self._owner.answered(self)
+
     # Receiver
     def head(self, t_ns: int, status: int, headers: dict[bytes, bytes]) -> None:
         self._status, self._t_headers_ns = status, t_ns
@@ -102,7 +130,8 @@ class Exchange:
         if replica is not None:
             self._replica = replica.decode("latin-1")
         if status == 200:
-            self._reader = PlainReader() if b"json" in headers.get(b"content-type", b"").lower() else StreamReader()
+            is_plain = b"json" in headers.get(b"content-type", b"").lower()
+            self._reader = PlainReader() if is_plain else StreamReader(on_done=self._answered)
 
     def body(self, t_ns: int, data: bytes) -> None:
         self._t_last_ns = t_ns
@@ -124,6 +153,8 @@ class Exchange:
             self._close(status_class(self._status), f"HTTP {self._status}: {text}", cut=False)
         elif problem is None:
             self._close(None, None, cut=False)
+        elif self.t_done_ns:
+            self.leave()
         else:
             self._close("truncated" if is_dead else problem, detail, cut=True)
 

@@ -4,7 +4,8 @@ How many tokens a frame holds, by the best source there is: the server's own cou
 with `x-inferloop-timings: 1`), the growth of `usage` when every frame has it and it grows from the first frame on, the
 total in the last usage spread over the frames, else one per frame. A frame that has only a role, a finish reason or
 usage holds no token. Reasoning and tool calls are output like any other. A total moves neither the first token nor the
-last: where text came a token came, also where the server does not count it.
+last: where text came a token came, also where the server does not count it. The answer is complete at `[DONE]`: nobody
+reads what follows.
 
 Nearly all frames of a stream differ in the text alone. So the bytes around the text of a frame that was understood are
 kept, and a frame with the same bytes around another plain text means the same and is not decoded. Where no bytes of an
@@ -12,6 +13,8 @@ earlier read belong to them, such frames are told by the blank lines between the
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -59,15 +62,16 @@ class StreamResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StreamReader:
-    """Feed (arrival, bytes) pieces in order; `finish` when the body ended."""
+    """Feed (arrival, bytes) pieces in order; `finish` when the body ended. `on_done` is told when `[DONE]` came."""
 
     __slots__ = (
         *("_events", "_times", "_told", "_so_far", "_num_input", "_num_output", "_num_cached", "_queue_ms"),
         *("_finish_reason", "_t_first_answer_ns", "_done", "_error", "_empty_ns", "_texts"),
-        *("_before", "_after", "_same_told", "detail"),
+        *("_before", "_after", "_same_told", "_on_done", "detail"),
     )
 
-    def __init__(self, *, keep_text: bool = False) -> None:
+    def __init__(self, *, keep_text: bool = False, on_done: Callable[[int], None] | None = None) -> None:
+        self._on_done = on_done
         self._events = EventParser()
         self._times: list[int] = []
         self._told: list[int | None] = []  # the server's count
@@ -123,8 +127,8 @@ class StreamReader:
         """`cut` says that the body ended before its framing said so."""
         times, counts, counted_by, mismatch = self._counted()
         error = self._error
-        ended = self._done or self._finish_reason is not None
-        if error is None and (cut or not ended) and (times or cut):
+        has_ended = self._done or (self._finish_reason is not None and not cut)
+        if error is None and not has_ended and (times or cut):
             error = "truncated"
         if error is None and self._finish_reason in GIVEN_UP:
             error, self.detail = "truncated", f"finish_reason {self._finish_reason}"
@@ -152,8 +156,13 @@ class StreamReader:
             self._take_data(t_ns, data)
 
     def _take_data(self, t_ns: int, data: bytes) -> None:
+        if self._done:
+            return
         if data.strip() == b"[DONE]":
             self._done = True
+            self._before = b"\n"  # begins no frame that could be like the one before
+            if self._on_done is not None:
+                self._on_done(t_ns)
             return
         try:
             frame = decode_frame(data)

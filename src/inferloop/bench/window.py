@@ -68,6 +68,8 @@ class SenderStats:
     """Requests that waited because `max_connections` were busy."""
     num_stale_retries: int = 0
     """Requests sent again, because an idle connection was closed by the server just as it was taken."""
+    num_left_open: int = 0
+    """Answers that were complete, and whose HTTP body did not end."""
     num_bytes_sent: int = 0
     num_bytes_received: int = 0
     peak_rss_bytes: int = 0

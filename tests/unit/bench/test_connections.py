@@ -17,17 +17,22 @@ from typing import Any
 
 import pytest
 
-from inferloop.bench import exchange
+from inferloop.bench import engine, exchange
 from inferloop.bench.agenda import in_chains
+from inferloop.bench.checks import self_checks
 from inferloop.bench.client.connection import Connection
 from inferloop.bench.client.pool import Pool, failure_class
 from inferloop.bench.drive import DriveOptions, DriveResult, Endpoint, drive
 from inferloop.bench.render import RenderedRequest
 from inferloop.core.request import Segment, TimedRequest
+from inferloop.core.slo import Slo
+from inferloop.core.units import NS_PER_S
 from inferloop.measure.invariants import violations
 
 PEM = Path(__file__).parents[2] / "localhost.pem"
-FRAME = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+DONE = b"data: [DONE]\n\n"
+FRAME = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n' + DONE
+UNFINISHED = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 FRAMED = SSE + b"content-length: %d\r\n\r\n" % len(FRAME) + FRAME
 CHUNKED = SSE + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(FRAME), FRAME)
@@ -140,8 +145,13 @@ async def test_an_answer_reads_the_same_however_it_is_cut(step: int) -> None:
     [
         (SSE + b"\r\n" + FRAME, None),  # a body that ends with the connection
         (SSE + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(FRAME) + FRAME, None),
-        (SSE + b"content-length: 9999\r\n\r\n" + FRAME, "truncated"),
-        (CHUNKED[:-5], "truncated"),
+        (SSE + b"\r\n" + FRAME.removesuffix(DONE), None),  # the finish reason says that it is complete
+        (SSE + b"\r\n" + UNFINISHED, "truncated"),
+        (SSE + b"content-length: 9999\r\n\r\n" + FRAME, None),  # complete at [DONE], and left without an end
+        (SSE + b"content-length: 9999\r\n\r\n" + FRAME.removesuffix(DONE), "truncated"),
+        (CHUNKED[:-5], None),
+        (CHUNKED[:-5] + b"garbage", None),
+        (CHUNKED[:-5].replace(DONE, b": stopped    \n"), "truncated"),
         (b"HTTP/1.1 200 OK\r\n", "truncated"),
         (b"", "truncated"),
         (b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno", "http_4xx"),
@@ -160,6 +170,52 @@ async def test_each_way_to_end(data: bytes, error: str | None, monkeypatch: pyte
     # None of them can be used again. Elsewhere nobody tells that the server took what came to nothing on the first.
     assert server.num_connections == (3 if data or sys.platform == "linux" else 4)
     assert result.num_unsent == 0
+
+
+async def test_an_answer_that_is_left_open_is_complete_at_its_last_event() -> None:
+    """The body never ends, and comments go on: nothing that a user waits for."""
+
+    async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED[:-5])
+        while not writer.is_closing():
+            writer.write(b"8\r\n: ping\n\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    async with serving(play) as server:
+        result = await run(plan(12), server, request_timeout_s=300.0)
+    assert [(t.error, t.num_output_tokens) for t in result.timings] == [(None, 1)] * 12
+    assert [t.t_end_ns for t in result.timings] == [t.chunks[-1].t_ns for t in result.timings], "one read held both"
+    assert (server.num_connections, result.senders[0].num_left_open) == (12, 12), "none can be used again"
+    told = self_checks(result, result.timings, (), Slo(()), 0.0)
+    assert [text.split(":")[0] for text in told.notes if "open" in text] == ["the server left 12 answers open"]
+    assert not [text for text in told.void if "Little" in text], "none was in flight while its end was waited for"
+
+
+async def test_an_end_that_comes_late_leaves_the_connection_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_LEFT_AFTER_NS", 60 * NS_PER_S)
+
+    async def play(server: Server, number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED[:-5])
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(b"8\r\n: ping\n\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(UNFINISHED), UNFINISHED))
+
+    async with serving(play) as server:
+        result = await run(plan(5), server)
+    assert [(t.error, t.num_output_tokens) for t in result.timings] == [(None, 1)] * 5, "nobody reads after [DONE]"
+    assert (server.num_connections, result.senders[0].num_left_open) == (1, 0)
+
+
+async def test_a_time_out_after_the_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_LEFT_AFTER_NS", 60 * NS_PER_S)
+    async with serving(always(CHUNKED[:-5])) as server:
+        result = await run(plan(1), server, request_timeout_s=1.0)
+    unended = CHUNKED[:-5].replace(DONE, b": still there\n")
+    async with serving(always(unended)) as server:
+        other = await run(plan(1), server, request_timeout_s=0.2)
+    assert [t.error for t in (*result.timings, *other.timings)] == [None, "timeout"], "without [DONE] more may come"
+    assert [r.senders[0].num_left_open for r in (result, other)] == [1, 0]
 
 
 async def test_an_idle_connection_that_the_server_closed_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:

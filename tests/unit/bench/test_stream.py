@@ -196,6 +196,25 @@ def test_a_stream_that_stops_short_is_truncated() -> None:
     failed = frame({"content": "half"}) + b'data: {"error": {"message": "replica lost"}}\n\n'
     assert read([(1, failed)]).error == "truncated"
     assert read([(1, frame({"content": "x"}, finish="stop"))]).error is None  # [DONE] is courtesy
+    assert read([(1, frame({"content": "x"}, finish="stop"))], cut=True).error == "truncated"
+    assert read([(1, frame({"content": "x"}) + DONE)], cut=True).error is None  # and is the end where it is said
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_nothing_counts_after_the_end(size: int) -> None:
+    more = frame({"content": " b"})
+    usage = frame(None, usage={"completion_tokens": 9}) + b"data: no frame\n\n"
+    told: list[int] = []
+    reader = StreamReader(on_done=told.append)
+    body = frame({"content": " a"}) + more + DONE
+    for i, at in enumerate(range(0, len(body), size)):
+        reader.feed(i, body[at : at + size])
+    num_read = i
+    for i, at in enumerate(range(0, len(body := more + usage + DONE), size)):
+        reader.feed(1000 + i, body[at : at + size])
+    found = reader.finish()
+    assert (found.error, found.num_output_tokens, len(found.times_ns)) == (None, 2, 2)
+    assert told == [num_read]
 
 
 def test_what_is_not_json_is_a_protocol_error() -> None:

@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         *("_owner", "_transport", "_fd", "_parser", "_receiver", "_now_ns", "_pieces", "_headers"),
-        *("_status", "_complete", "_stray", "_keep", "_t_last_ns", "closed", "was_idle", "on_body"),
+        *("_status", "complete", "_stray", "_keep", "_t_last_ns", "closed", "was_idle", "on_body"),
         *("_num_sent", "_num_before", "_refused", "_ended"),
     )
 
@@ -62,7 +62,8 @@ class Connection(asyncio.Protocol):
         self.on_body = self._pieces.append  # of httptools: as cheap as a callback can be
         self._headers: dict[bytes, bytes] = {}
         self._status = self._t_last_ns = 0
-        self._complete = self._stray = self._keep = False
+        self.complete = self._stray = self._keep = False
+        """Whether the whole answer has been read; it is told of before the receiver hears of its last bytes."""
         self._num_sent = self._num_before = 0
         self._refused = self._ended = False
         self.closed = False
@@ -74,7 +75,7 @@ class Connection(asyncio.Protocol):
         """All of `payload` at once: what the socket does not take now follows as it can."""
         self._receiver = receiver
         self._status = self._t_last_ns = 0
-        self._complete = self._stray = False
+        self.complete = self._stray = False
         self._headers = {}
         self._num_before = self._num_sent
         self._num_sent += len(payload)
@@ -123,7 +124,10 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self._complete:
+            if not self.complete:
+                if self._pieces:  # what came before it, in whatever read
+                    receiver.body(t_ns, b"".join(self._pieces))
+                    self._pieces.clear()
                 self._end("protocol", f"not HTTP/1.1: {error}")
                 self.abort()
                 return
@@ -132,7 +136,7 @@ class Connection(asyncio.Protocol):
         if pieces:
             receiver.body(t_ns, pieces[0] if len(pieces) == 1 else b"".join(pieces))
             pieces.clear()
-        if self._complete:
+        if self.complete:
             if self._keep and not self._stray and not self._transport.get_write_buffer_size():
                 self._receiver = None
                 self._owner.free(self)
@@ -181,7 +185,7 @@ class Connection(asyncio.Protocol):
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        if self._complete:
+        if self.complete:
             self._stray = True  # a second answer to one request: not ours to read
             return
         status = self._parser.get_status_code()
@@ -195,7 +199,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._status:
-            self._complete = True
+            self.complete = True
 
 
 def _num_acked(fd: int) -> int | None:
