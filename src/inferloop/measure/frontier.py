@@ -43,8 +43,9 @@ class Capacity:
     """Requests per second of one replica at the objective.
 
     `low` is the highest measured rate that passes below every failing one; `high` the lowest failing rate, None when no
-    rate failed (the capacity is at least `low`). `qps` lies between them, found as `method` says: measured | fitted |
-    sustained | interpolated | saturated | none | undecided (rates below the failing ones may pass, but not certainly).
+    rate failed (the capacity is at least `low`). `qps` is found as `method` says: measured | fitted | sustained |
+    interpolated | saturated | none | undecided (rates below the failing ones may pass, but not certainly). It is never
+    above `high`, and below `low` only where one level passed and all together say less (there is an `interval` then).
     `monotone` is False when a rate above a failing one passed: noise, or a warm cache. `interval` is that of the edge,
     see measure.crossing, and holds `qps`.
     """
@@ -72,9 +73,13 @@ class Frontier:
     def capacity(self) -> Capacity:
         """The highest rate that keeps the objective, bracketed by the first that does not.
 
-        Between the two, the lesser of the rate at which the line through the levels near the edge says that the margin
-        is used up, and of the sustained rate; without intervals of the margins, where a straight line between the two
-        crosses zero; otherwise the passing rate itself.
+        The lesser of the rate at which the line through the levels near the edge says that the margin is used up, and
+        of the sustained rate; without intervals of the margins, where a straight line between the two crosses zero;
+        otherwise the passing rate itself.
+
+        A level that failed below that takes it down. One that passed above it does not take it up: a window begins with
+        less in flight than its load keeps there, so it flatters, and of several that passed the highest is the
+        luckiest. The second highest of the long ones does. Each makes the interval wider.
         """
         points = self._believed()
         failing = [p for p in points if p.verdict == "fail"]
@@ -103,16 +108,19 @@ class Frontier:
             return Capacity(last.offered_qps, last.offered_qps, None, "measured", monotone, "no measured rate failed")
         edge = self.edge()
         if edge is not None:
-            qps = min(max(edge.qps, last.offered_qps), first_fail.offered_qps)
+            kept = [p.offered_qps for p in below if not p.is_scout]
+            twice = kept[-2] if len(kept) > 1 else 0.0
+            qps = min(max(edge.qps, twice), first_fail.offered_qps)
             if edge.limit == "throughput":
                 method, why = "sustained", f"no more is completed, by {edge.num_levels} level(s) that were given more"
             else:
                 method = "fitted"
                 why = f"the margin is used up there, by a line through {edge.num_levels} levels near it"
-            if qps != edge.qps:
-                happened = "passed" if qps > edge.qps else "failed"
-                why = f"{qps:.3g} queries/s {happened}; all levels together put the edge at {edge.qps:.3g}"
-            return Capacity(qps, last.offered_qps, high, method, monotone, why, moved(edge, qps))
+            odd, happened = (qps, "failed") if qps < edge.qps else (last.offered_qps, "passed")
+            if qps < edge.qps or odd > edge.qps:
+                why = f"{odd:.3g} queries/s {happened}; all levels together put the edge at {edge.qps:.3g}"
+                edge = replace(reaching(edge, odd), qps=qps)
+            return Capacity(qps, last.offered_qps, high, method, monotone, why, edge)
         straight = margin_crossing(last, first_fail)
         if straight is None:
             return Capacity(last.offered_qps, last.offered_qps, high, "measured", monotone, "highest rate that passes")
@@ -171,10 +179,11 @@ class Frontier:
         return replace(found, low=max(found.low, least))
 
 
-def moved(edge: Crossing, qps: float) -> Crossing:
-    """The edge where a level's verdict puts it. By as much as the two disagree, it may also lie beyond that level."""
+def reaching(edge: Crossing, qps: float) -> Crossing:
+    """Of an edge that a level's verdict contradicts: by as much as the two disagree, it may also lie beyond that
+    level."""
     beyond = 2 * qps - edge.qps
-    return replace(edge, qps=qps, low=min(edge.low, beyond, qps), high=max(edge.high, beyond, qps))
+    return replace(edge, low=min(edge.low, beyond), high=max(edge.high, beyond))
 
 
 def margin_crossing(low: FrontierPoint, high: FrontierPoint) -> float | None:

@@ -55,7 +55,7 @@ def size(
 ) -> Sizing:
     """Replicas for a peak rate in queries per second. Raises UsageError for parameters that mean nothing.
 
-    A capacity that was interpolated is used as it is; its bracket gives `low` and `high`.
+    A capacity that was interpolated is used as it is; its bracket gives `low` and `high`, where it lies in that.
     """
     if not (math.isfinite(peak_qps) and peak_qps > 0):
         raise UsageError(f"the peak rate must be above 0, not {peak_qps}")
@@ -72,7 +72,7 @@ def size(
     needed = replicas_for(peak_qps, c, rho) + failure_headroom
     best = c if capacity.high is None else capacity.high
     low = replicas_for(peak_qps, best, rho) + failure_headroom
-    high = replicas_for(peak_qps, capacity.low, rho) + failure_headroom if capacity.low > 0 else None
+    high = replicas_for(peak_qps, min(c, capacity.low), rho) + failure_headroom if capacity.low > 0 else None
     reason = (
         f"ceil(peak {peak_qps:g}/s / (capacity {c:.4g}/s * rho {rho:g})) = {needed - failure_headroom} carry the peak, "
         f"{failure_headroom} more may be lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -87,17 +88,32 @@ def level(qps: float, verdict: Verdict, margin: float) -> FrontierPoint:
     return FrontierPoint(qps, qps, None, verdict, margin, margin - 0.02, margin + 0.02)
 
 
-def test_a_verdict_that_moves_the_capacity_leaves_it_uncertain_on_both_sides() -> None:
+def test_a_verdict_that_contradicts_the_line_leaves_the_capacity_uncertain_on_both_sides() -> None:
     """The line through all levels crosses zero below a rate that passed, or above one that failed."""
     for odd, word in ((level(2.7, "pass", 0.02), "passed"), (level(1.6, "fail", -0.02), "failed")):
         levels = [level(1.0, "pass", 0.5), level(2.0, "inconclusive", 0.02), level(3.0, "fail", -0.5)]
         frontier = Frontier.of([*levels, odd])
         edge, c = frontier.edge(), frontier.capacity()
         assert edge is not None and c.interval is not None
-        assert c.qps == odd.offered_qps and (c.qps > edge.qps) is (word == "passed")
-        apart = abs(c.qps - edge.qps)
-        assert c.interval.low <= c.qps - apart and c.interval.high >= c.qps + apart
-        assert f"{c.qps:.3g} queries/s {word}; all levels together put the edge at" in c.reason
+        at = odd.offered_qps
+        assert c.qps == c.interval.qps == min(at, edge.qps), "a pass of one level is no reason to promise more"
+        assert (at > edge.qps, c.low > c.qps) == (word == "passed",) * 2
+        apart = abs(at - edge.qps)
+        assert c.interval.low <= at - apart and c.interval.high >= at + apart
+        assert f"{at:.3g} queries/s {word}; all levels together put the edge at {edge.qps:.3g}" in c.reason
+
+
+def test_what_two_long_levels_kept_is_believed() -> None:
+    """Of those that passed beyond the line the highest is the luckiest, and scouts are short."""
+    levels = [level(1.0, "pass", 0.5), level(2.0, "inconclusive", 0.02), level(3.0, "fail", -0.5)]
+    for others, believed in (((2.6, 2.7), 2.6), ((2.5, 2.6, 2.7), 2.6), ((2.7,), None)):
+        passed = [level(qps, "pass", 0.02) for qps in others]
+        scout = replace(level(2.65, "pass", 0.02), is_scout=True)
+        frontier = Frontier.of([*levels, *passed, scout])
+        edge, c = frontier.edge(), frontier.capacity()
+        assert edge is not None and edge.qps < 2.5 and c.interval is not None
+        assert c.qps == c.interval.qps == (believed or edge.qps)
+        assert c.interval.low < c.qps < c.low == 2.7 < c.interval.high
 
 
 def test_levels_that_keep_their_objectives_beyond_what_is_sustained_say_nothing_of_less() -> None:

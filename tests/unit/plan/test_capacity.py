@@ -24,6 +24,11 @@ def test_by_hand() -> None:
     assert size(2.0, capacity(10.0), failure_headroom=0).needed == 1
 
 
+def test_a_rate_that_passed_beyond_the_capacity_takes_no_replica_away() -> None:
+    s = size(90.0, capacity(10.0, 11.0, 12.0), rho=0.7, failure_headroom=1)
+    assert (s.needed, s.low, s.high) == (13 + 1, 11 + 1, 13 + 1)
+
+
 def test_a_whole_quotient_is_not_rounded_up() -> None:
     assert replicas_for(2.1, 1.0, 0.7) == 3
     assert replicas_for(2.1000001, 1.0, 0.7) == 4
