@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_USERS = 4096, BUFFER_BYTES = 1 << 18 };
+enum { MAX_USERS = 4096, BUFFER_BYTES = 1 << 18, PATIENCE_MS = 60000 };
 
 static char request[2048], buffer[BUFFER_BYTES];
 static int request_n;
@@ -51,19 +51,29 @@ static void ask(int fd) {
   if (write(fd, request, request_n) != request_n) { perror("null_client"); exit(1); }
 }
 
-/* Until half a second is silent. */
+/* Of the answer in `buffer`, of which there are n bytes so far: 0 as long as it is not whole. */
+static size_t whole(size_t n) {
+  buffer[n] = 0;
+  char *end = strstr(buffer, "\r\n\r\n"), *told = strcasestr(buffer, "content-length: ");
+  if (!end) return 0;
+  size_t length = end + 4 - buffer;
+  if (told && told < end) length += atol(told + strlen("content-length: "));
+  else length = n > 5 && !memcmp(buffer + n - 5, "0\r\n\r\n", 5) ? n : n + 1;
+  return n >= length ? n : 0;
+}
+
 static size_t length_of_answer(int port) {
   int fd = connect_to(port);
   struct pollfd wait = {fd, POLLIN, 0};
-  size_t n = 0;
+  size_t n = 0, length = 0;
   ask(fd);
-  while (poll(&wait, 1, 500) > 0) {
-    ssize_t more = read(fd, buffer, sizeof buffer);
+  while (!length && n < BUFFER_BYTES - 1 && poll(&wait, 1, PATIENCE_MS) > 0) {
+    ssize_t more = read(fd, buffer + n, BUFFER_BYTES - 1 - n);
     if (more <= 0) break;
-    n += more;
+    length = whole(n += more);
   }
   close(fd);
-  return n;
+  return length;
 }
 
 int main(int argc, char **argv) {
@@ -86,7 +96,7 @@ int main(int argc, char **argv) {
   double start = now_s(), cpu = cpu_s();
   for (; asked < users; asked++) ask(fds[asked]);
   while (answers < count) {
-    int n = epoll_wait(poll, events, 256, 10000);
+    int n = epoll_wait(poll, events, 256, PATIENCE_MS);
     if (n <= 0) { fprintf(stderr, "null_client: no answer\n"); return 1; }
     for (int i = 0; i < n; i++) {
       int fd = events[i].data.fd;
