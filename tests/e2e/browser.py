@@ -6,7 +6,6 @@ of JSON, each ended by a zero byte. Nothing here waits for a frame to be painted
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -94,14 +93,11 @@ class Page:
             if not node["ignored"]
         ]
 
-    def look(self, file: Path, *, width: int, height: int = 900, dark: bool = False, whole: bool = True) -> None:
-        """A picture of the page."""
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self._ask("Emulation.setEmulatedMedia", features=scheme)
+    def resize(self, *, width: int, height: int = 900) -> None:
+        """Returns when the page has heard of it."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._ask("Emulation.setDeviceMetricsOverride", **size)
-        told = self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(told["data"]))
+        self.until(lambda: self.run("innerWidth") == width)
 
     def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + _PATIENCE_S

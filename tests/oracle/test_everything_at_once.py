@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import PATIENCE_S, until
 
 from inferloop.backends import bytecodec
 from inferloop.backends.native import NativeGenerator
@@ -80,6 +81,11 @@ class World:
         self.generator, self.rng, self.counts = generator, rng, Counter[str]()
         self.share_of_background = 0.1
 
+    @property
+    def has_seen_all(self) -> bool:
+        """The slower the machine, the fewer are served of those who come at once where few may wait."""
+        return min(self.counts[what] for what in ("answered", "embedded", "left")) > 10
+
     def prompt(self) -> str:
         rng = self.rng
         return rng.choice(STEMS)[: rng.randrange(60)] + rng.choice(("a", "bc", "def"))
@@ -89,7 +95,7 @@ class World:
         rng = self.rng
         await asyncio.sleep(rng.choice((0, 0.03)) * rng.random())
         stays = rng.random() < 0.5
-        patience_s = 60.0 if stays else rng.random() ** 2 * 0.1
+        patience_s = PATIENCE_S if stays else rng.random() ** 2 * 0.1
         try:
             async with asyncio.timeout(patience_s):
                 await (self.embed() if rng.random() < 0.15 else self.generate())
@@ -182,24 +188,22 @@ async def test_everything_at_once(
     made.start()
     world = World(made, rng)
     try:
-        for number in range(30):
+        for number in range(300):
+            if number >= 30 and world.has_seen_all:
+                break
             world.share_of_background = 0.8 if number % 3 == 0 else 0.1
             async with asyncio.TaskGroup() as group:
                 for _ in range(rng.randrange(1, 25)):
                     group.create_task(world.call())
+        await until(lambda: not (now := made.describe()[1]).num_running + now.num_waiting + now.kv_blocks_used)
         _, stats = made.describe()
-        for _ in range(500):
-            _, stats = made.describe()
-            if stats.num_running == stats.num_waiting == stats.kv_blocks_used == 0:
-                break
-            await asyncio.sleep(0.01)
-        assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used, stats.alive) == (0, 0, 0, True), stats
+        assert stats.alive
         assert made._receivers == {}
     finally:
         await asyncio.to_thread(made.stop)
         store.close()
     counts = world.counts
     assert runner.num_given_up > 0, "no step of background work was given up"
-    assert stats.num_preemptions > 0 and min(counts[what] for what in ("answered", "embedded", "left")) > 10, counts
+    assert stats.num_preemptions > 0 and world.has_seen_all, counts
     if given.share_prefixes:
         assert counts["cached"] > 0 and stats.tier is not None and stats.tier.hits > 0

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from inferloop.core.errors import EngineError
 from inferloop.core.request import Sampling
@@ -184,10 +186,11 @@ def test_a_rank_that_hangs_in_a_step_is_noticed(random_model: RandomModel, tmp_p
     random_model(tmp_path)
     config = replace(CONFIG, num_threads=torch.get_num_threads())
     with RankProcesses(2) as processes:
-        runner = LeadRunner.load(open_files("tiny", tmp_path), config, processes.ranks, meet_timeout_s=5)
+        runner = LeadRunner.load(open_files("tiny", tmp_path), config, processes.ranks)
         try:
             processes.watch()
             run(runner, 64)
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))  # only now: until here nobody hangs
             os.kill(processes.pids[0], signal.SIGSTOP)
             for _ in range(2):
                 with pytest.raises(EngineError, match="the 2 ranks cannot go on: "):
