@@ -295,18 +295,18 @@ async def test_an_answer_ends_on_the_adapter_that_it_began_with(serve: Serve, mo
             return not server.native._engine._errands
 
         await server.load("A", "b")
-        second = await server.text("A", max_tokens=300)
+        second = await server.text("A", max_tokens=60)
         await server.load("A", "a", load_inplace=True)
-        first = await server.text("A", max_tokens=300)
+        first = await server.text("A", max_tokens=60)
         assert first != second
         monkeypatch.setattr(TorchRunner, "wait", gated)
-        begun = asyncio.create_task(server.text("A", max_tokens=300))
+        begun = asyncio.create_task(server.text("A", max_tokens=60))
         await until_async(lambda: are_running(1))  # and stands in its first step from here on
         replaced = asyncio.create_task(server.load("A", "b", load_inplace=True))
         await until(lambda: server.native._engine._errands)
         await stepping_until(did_errands)
         assert (await replaced)[0] == 200
-        later = asyncio.create_task(server.text("A", max_tokens=300))
+        later = asyncio.create_task(server.text("A", max_tokens=60))
         await until_async(lambda: are_there(2))
         await stepping_until(lambda: are_running(2))
         assert await server.unload("A") == 200
@@ -316,7 +316,7 @@ async def test_an_answer_ends_on_the_adapter_that_it_began_with(serve: Serve, mo
         steps.release(10_000)
         assert (await begun, await later) == (first, second)
         assert (await server.load("A", "a"))[0] == 200
-        assert await server.text("A", max_tokens=300) == first
+        assert await server.text("A", max_tokens=60) == first
 
 
 async def test_what_is_cached_through_one_is_not_met_through_another(serve: Serve) -> None:
