@@ -41,6 +41,7 @@ async def calibrate() -> Calibration:
         *(sys.executable, "-m", "inferloop.bench.null_server", str(_NUM_TOKENS)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # a Ctrl-C in the terminal is for us, who end it
     )
     try:
         assert process.stdout is not None

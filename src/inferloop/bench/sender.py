@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -139,7 +138,6 @@ async def _send(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the calling process, which knows what to do
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

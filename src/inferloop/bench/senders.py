@@ -120,7 +120,13 @@ def _launch() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     try:
         with theirs:
             command = [sys.executable, "-m", "inferloop.bench.sender", str(theirs.fileno())]
-            return ours, subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a Ctrl-C in the terminal is for us: it ends when we hang up
+            )
+            return ours, process
     except BaseException:
         ours.close()
         raise

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from inferloop.cli.common import print_json
+from inferloop.cli.common import EXIT_INTERRUPTED, print_json
 
 VERBS = {
     "check": "Validate a contract; show what has evidence.",
@@ -46,6 +46,15 @@ class _Verbs(TyperGroup):
         if args[:1] != ["serve"]:  # which collects from when it serves on: what it loads stays, too
             gc.enable()
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # while a verb was imported; afterwards it says so itself
+            sys.stderr.write("interrupted\n")
+            if "--json" in sys.argv[1:]:
+                print_json({"error": {"type": "Interrupted", "message": "interrupted"}})
+            raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 app = typer.Typer(
