@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pyarrow as pa
 
@@ -94,8 +95,8 @@ def open_run(path: Path | str) -> RunRecord:
     stages = []
     for number, line in enumerate(stage_lines, 1):
         try:
-            stages.append(StageEvent(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            stages.append(msgspec.json.decode(line, type=StageEvent))
+        except msgspec.DecodeError as error:
             raise RecordError(f"{folder / STAGES}:{number}: not a stage: {error}") from error
     return RunRecord(folder, header, _summary(folder / SUMMARY), tuple(stages), stages_torn or rows_torn)
 
@@ -119,16 +120,14 @@ def _header(file: Path) -> RunHeader:
         why = f"is not a run folder: it has no {HEADER}" if file.parent.exists() else "does not exist"
         raise RecordError(f"{file.parent} {why}") from None
     except (OSError, ValueError) as error:
-        raise RecordError(f"{file}: {error}") from error
+        raise RecordError(f"{file}: damaged: {error}") from error
     version = value.get("schema_version") if isinstance(value, dict) else None
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise RecordError(f"{file}: schema version {version!r}; this inferloop reads 1 to {SCHEMA_VERSION}")
-    known = {f.name for f in fields(RunHeader)}
-    found: dict[str, Any] = {k: tuple(v) if k == "reasons" else v for k, v in value.items() if k in known}
     try:
-        return RunHeader(**found)
-    except TypeError as error:
-        raise RecordError(f"{file}: {error}") from error
+        return msgspec.convert(value, RunHeader)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{file}: damaged: {error}") from error
 
 
 def _alive(header: RunHeader) -> bool:

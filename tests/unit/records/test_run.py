@@ -270,6 +270,8 @@ def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
     [
         ("summary.json", "{", r"summary\.json: damaged: "),
         ("summary.json", "[]", r"summary\.json: not a summary: it holds a list"),
+        ("run.json", "{", r"run\.json: damaged: "),
+        ("run.json", '{"schema_version": 1}', r"run\.json: damaged: .*missing required field `run`"),
         ("stages.jsonl", "{}\n", r"stages\.jsonl:1: not a stage: "),
         ("stages.jsonl", "[]\n", r"stages\.jsonl:1: not a stage: "),
     ],
