@@ -207,15 +207,40 @@ async def test_an_end_that_comes_late_leaves_the_connection_as_it_is(monkeypatch
     assert (server.num_connections, result.senders[0].num_left_open) == (1, 0)
 
 
-async def test_a_time_out_after_the_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_LEFT_AFTER_NS", 60 * NS_PER_S)
-    async with serving(always(CHUNKED[:-5])) as server:
-        result = await run(plan(1), server, request_timeout_s=1.0)
-    unended = CHUNKED[:-5].replace(DONE, b": still there\n")
-    async with serving(always(unended)) as server:
-        other = await run(plan(1), server, request_timeout_s=0.2)
-    assert [t.error for t in (*result.timings, *other.timings)] == [None, "timeout"], "without [DONE] more may come"
-    assert [r.senders[0].num_left_open for r in (result, other)] == [1, 0]
+class Told:
+    """An owner of exchanges that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[exchange.Outcome] = []
+        self.num_left = 0
+
+    def ended(self, _: exchange.Exchange, outcome: exchange.Outcome) -> None:
+        self.outcomes.append(outcome)
+
+    def send_again(self, _: exchange.Exchange, *, sure: bool) -> bool:
+        return False
+
+    def answered(self, _: exchange.Exchange) -> None: ...
+
+    def left(self, _: exchange.Exchange) -> None:
+        self.num_left += 1
+
+
+@pytest.mark.parametrize("problem", ["timeout", "censored"])
+def test_giving_up_after_the_answer_is_no_failure(problem: str) -> None:
+    """Without [DONE] more may come, also after a finish reason."""
+    for body, error in ((FRAME, None), (FRAME.removesuffix(DONE), problem)):
+        owner = Told()
+        given = exchange.Exchange(owner, 0, 0, b"", None)
+        given.start(None)
+        given.head(1, 200, {b"content-type": b"text/event-stream"})
+        given.body(2, body)
+        given.body(3, b": ping\n\n")
+        given.fail(problem, "given up")
+        given.fail(problem, "and again")
+        (outcome,) = owner.outcomes
+        assert (outcome.error, owner.num_left) == (error, int(error is None))
+        assert (outcome.t_end_ns == 2) is (error is None), "when the last event came"
 
 
 async def test_an_idle_connection_that_the_server_closed_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
