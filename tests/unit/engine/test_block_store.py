@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.waiting import PATIENCE_S, wait_until
 
 from inferloop.core.clock import RealClock, VirtualClock
 from inferloop.core.errors import EnvironmentLacksError, UsageError
@@ -118,7 +119,7 @@ def test_reading_goes_on_beside_the_one_who_asks(open_store: Open, monkeypatch: 
     first.close()
     store, gate = open_store(), threading.Event()
     read = BlockFolder.read
-    monkeypatch.setattr(BlockFolder, "read", lambda *args: gate.wait(30) and read(*args))
+    monkeypatch.setattr(BlockFolder, "read", lambda *args: gate.wait(PATIENCE_S) and read(*args))
     assert store.load([key(0)], wait=False) is None
     assert store.load([key(0)], wait=False) is None
     gate.set()
@@ -293,8 +294,7 @@ def test_a_block_in_use_is_kept_though_it_was_written_first(tmp_path: Path) -> N
     folder.write(key(0), data(0))
     os.utime(folder._path(key(0)), (1, 1))
     disk = BlockDisk(folder, max_bytes=1 << 20, max_queued_bytes=1 << 20, clock=clock)
-    while disk.wants(key(0)):
-        time.sleep(0.001)  # the folder has not been looked at
+    wait_until(lambda: not disk.wants(key(0)))  # once the folder has been looked at
     disk.close()
     assert folder._path(key(0)).stat().st_mtime > 1
 
@@ -311,8 +311,7 @@ def test_a_full_disk_is_counted_told_once_and_survived(
     monkeypatch.setattr(BlockFolder, "write", full)
     for n in range(3):
         store.save(key(n), data(n))
-    while store.stats().failures < 3:
-        time.sleep(0.001)
+    wait_until(lambda: store.stats().failures >= 3)
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "No space left" in caplog.text
     assert load(store, 0, 1, 2) == content(0, 1, 2)  # memory has them
@@ -326,8 +325,7 @@ def test_a_full_disk_is_counted_told_once_and_survived(
 def test_a_folder_that_disappears_is_made_again(open_store: Open, tmp_path: Path) -> None:
     store = open_store()
     store.save(key(0), data(0))
-    while store.stats().saved_bytes < SIZE:
-        time.sleep(0.001)
+    wait_until(lambda: store.stats().saved_bytes >= SIZE)
     shutil.rmtree(tmp_path / "blocks-1")
     assert load(store, 0) == []
     assert store.wants(key(0))
@@ -342,7 +340,7 @@ def test_a_disk_that_is_behind_drops_blocks_and_holds_up_nobody(
     gate, write = threading.Event(), BlockFolder.write
 
     def slow(*args: object) -> int:
-        assert gate.wait(30)
+        assert gate.wait(PATIENCE_S)
         return write(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BlockFolder, "write", slow)
@@ -370,13 +368,13 @@ def test_a_block_that_is_missed_and_saved_again_at_the_same_time_stays_known(
 
     def miss(*_: object) -> None:
         reading.set()
-        assert saved.wait(30)
+        assert saved.wait(PATIENCE_S)
 
     read, write = BlockFolder.read, BlockFolder.write
     monkeypatch.setattr(BlockFolder, "read", miss)
-    monkeypatch.setattr(BlockFolder, "write", lambda *args: checked.wait(30) and write(*args))
+    monkeypatch.setattr(BlockFolder, "write", lambda *args: checked.wait(PATIENCE_S) and write(*args))
     assert store.load([key(0)], wait=False) is None
-    assert reading.wait(30)
+    assert reading.wait(PATIENCE_S)
     store.save(key(0), data(0))
     saved.set()
     assert load(store, 0) == []
@@ -392,14 +390,13 @@ def test_a_disk_that_hangs_is_waited_for_no_longer_than_the_patience() -> None:
 
     def fetch(wanted: bytes) -> BlockData | None:
         if wanted != key(0):
-            gate.wait(30)
+            gate.wait(PATIENCE_S)
         return data(0)
 
     reader = RunReader(fetch, patience_s=5.0, clock=clock)
     keys = [key(0), key(1)]
     assert reader.read(keys, wait=False) is None
-    while not reader._run.found:  # type: ignore[union-attr]
-        time.sleep(0.001)
+    wait_until(lambda: reader._run.found)  # type: ignore[union-attr]
     clock.advance(4_900_000_000)
     assert reader.read(keys, wait=False) is None
     clock.advance(200_000_000)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from inferloop.core.clock import RealClock, VirtualClock
 from inferloop.core.errors import ContextLengthError, EngineError, OverloadedError, RequestError
@@ -19,8 +20,6 @@ from inferloop.engine.config import EngineConfig
 from inferloop.engine.loop import Engine
 from inferloop.engine.roster import TokenUpdate
 from inferloop.engine.schedule.step import StepPlan, StepResult
-
-PATIENCE_S = 30.0
 
 
 class Inbox:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from inferloop.core.clock import RealClock, VirtualClock
 from inferloop.core.errors import EngineError, OverloadedError
@@ -20,8 +21,6 @@ from inferloop.engine.loop import Engine
 from inferloop.engine.roster import TokenUpdate
 from inferloop.engine.schedule.pace import StepTime
 from inferloop.engine.schedule.step import StepPlan, StepResult
-
-PATIENCE_S = 30.0
 
 
 class Ends:
@@ -217,13 +216,14 @@ def test_a_long_prompt_beside_decodes_keeps_to_the_objective(objective_ms: float
     engine = engine_of(
         runner, ends, clock, max_sequences=4, max_step_tokens=512, tpot_objective_ms=objective_ms, share_prefixes=False
     )
-    runner.release()
     for i in range(3):  # teaches the speed
         engine.submit(request(f"t{i}", 100 + 37 * i, max_tokens=40))
+    runner.release()
     ends.wait("t0", "t1", "t2")
-    num_before = len(runner.steps)
+    num_before, runner.free = len(runner.steps), False
     engine.submit(request("decodes", max_tokens=600))
     engine.submit(request("long", 1500, max_tokens=1))
+    runner.release()
     ends.wait("decodes", "long")
     engine.stop()
     beside = [time.predict(*step) for step in runner.steps[num_before:] if step[1] and step[0]]
