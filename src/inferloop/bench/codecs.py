@@ -61,7 +61,8 @@ class HttpCodec:
             pass
         raise EnvironmentLacksError(
             f"{self._url} has no usable /tokenize (HTTP {answer.status})",
-            fix="Exact prompt lengths need the target's tokenizer; name a model directory or file for it.",
+            fix="Prompts of exact lengths need the target's tokenizer, which is asked there. An engine that has no "
+            "/tokenize of vLLM's form is measured by its name, which launches it: inferloop backends.",
         )
 
     def _send(self, payload: bytes) -> http.client.HTTPResponse:

@@ -273,7 +273,7 @@ def check_ready(
     under which a URL is asked for the model; None: the only one that it has.
 
     Raises UsageError for a model, a precision or a flag that cannot be, EnvironmentLacksError for an engine that is not
-    here and for a URL that does not answer or does not let us in.
+    here and for a URL that does not answer, does not let us in, or has no /tokenize.
     """
     from inferloop.models.resolve import locate
 
@@ -291,13 +291,17 @@ def check_ready(
 
 async def _ask(at: Endpoint, model: str | None) -> None:
     from inferloop.backends.http import HttpClient
+    from inferloop.bench.codecs import HttpCodec
     from inferloop.bench.target import describe_target
+    from inferloop.core.errors import RequestError
 
     client = HttpClient(at)
     try:
-        await describe_target(client, model=model)
+        told = await describe_target(client, model=model)
     finally:
         await client.close()
+    with contextlib.closing(HttpCodec(at, told.model)) as codec, contextlib.suppress(RequestError):
+        await asyncio.to_thread(codec.encode_text, "a")
 
 
 @contextlib.asynccontextmanager

@@ -88,6 +88,14 @@ def test_eval_without_a_gate_is_negative_when_a_case_is_wrong(tmp_path: Path, ta
     assert "gate: not declared" in told.stdout
 
 
+def test_bench_needs_the_targets_tokenizer_and_says_so_before_it_begins(tmp_path: Path, target: str) -> None:
+    contract = tmp_path / "c.yaml"
+    contract.write_text("{model: m, qps: 1, input_tokens: 30, output_tokens: 8, slo: {ttft_p95_ms: 900}, service: s}")
+    told = CliRunner().invoke(app, ["bench", str(contract), "--target", target, "--runs-dir", str(tmp_path / "runs")])
+    assert told.exit_code == 3 and f"error: {target} has no usable /tokenize (HTTP 200)" in told.stderr
+    assert "seed" not in told.stderr and not (tmp_path / "runs").exists()
+
+
 def test_eval_of_a_dead_target_leaves_a_readable_run(tmp_path: Path, suite: Path) -> None:
     runs = tmp_path / "runs"
     told = CliRunner().invoke(app, ["eval", str(suite), "--target", "http://127.0.0.1:9", "--runs-dir", str(runs)])
