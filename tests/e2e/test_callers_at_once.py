@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import PATIENCE_S, until, until_idle
 
 from inferloop.backends import bytecodec
 from inferloop.backends.http import HttpClient, HttpError
@@ -216,15 +217,6 @@ def check_books(asked: dict[str, Asked], records: list[Record], replica: Replica
     }
 
 
-async def idle(http: HttpClient) -> None:
-    for _ in range(2000):
-        progress = await http.get_json("/health/progress")
-        if not (progress["running"] or progress["waiting"] or progress["in_flight"]):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"work is left: {progress}")
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_callers_at_once(seed: int) -> None:
     rng, sink = random.Random(seed), ListSink()
@@ -240,12 +232,13 @@ async def test_callers_at_once(seed: int) -> None:
             http = HttpClient(url)
             callers = Callers(http, rng)
             for _ in range(30):
-                async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                async with asyncio.timeout(2 * PATIENCE_S), asyncio.TaskGroup() as group:
                     for _ in range(rng.randrange(1, 16)):
                         group.create_task(callers.act())
-            await idle(http)
+            await until_idle(http)
+            await until(lambda: generator.describe()[1].kv_blocks_used == 0 and not generator._receivers)
             stats = generator.describe()[1]
-            assert stats.kv_blocks_used == 0 and stats.alive and generator._receivers == {}
+            assert stats.alive
             with contextlib.suppress(HttpError):
                 await http.close()
         check_books(callers.asked, sink.records, app.state.replica)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import PATIENCE_S, until_async, until_idle
 
 from inferloop.backends.http import HttpClient
 from inferloop.backends.serve_process import launch_spec
@@ -174,7 +175,7 @@ async def test_parameters_out_of_place_are_refused_by_name_and_cost_nobody_else(
         response = await client.request("POST", COMPLETIONS, body=body)
         assert (response.status, (await response.json())["error"]["param"]) == (400, "temperature"), number
     assert await healthy == alone
-    assert (await client.get_json("/health/progress"))["alive"]
+    assert (await client.get_json("/health/progress", timeout_s=PATIENCE_S))["alive"]
 
 
 EMPTY: list[tuple[str, dict[str, Any], str]] = [
@@ -234,12 +235,7 @@ async def test_prompts_around_the_limit_are_answered_or_refused_at_once(
 
 async def idle(client: HttpClient) -> dict[str, float]:
     """Wait until nobody is here any more; the gauges and counters then."""
-    for _ in range(400):
-        progress = await client.get_json("/health/progress")
-        if progress["running"] == progress["waiting"] == progress["in_flight"] == 0:
-            break
-        await asyncio.sleep(0.02)
-    assert (progress["running"], progress["waiting"], progress["in_flight"]) == (0, 0, 0)
+    await until_idle(client)
     lines = (await (await client.request("GET", "/metrics")).read()).decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
@@ -251,38 +247,54 @@ async def test_whoever_ends_early_is_gone_with_all_choices_and_nobody_else_notic
     alone, _ = await stream(client, steady, max_tokens=24)
     before = await idle(client)
 
-    async def ender(i: int) -> None:
-        way = ("leave", "timeout", "cancel")[i % 3]
-        fields = {"prompt": f"{i} " + "word " * rng.choice((1, 60, 300)), "max_tokens": 100}
+    def ask(i: int, way: str, after_s: float) -> asyncio.Task[tuple[int, bytes]]:
+        """For as many tokens as there is room for: none is complete before it is ended."""
+        num_words = rng.choice((1, 60, 300))
+        fields = {"prompt": f"{i} " + "word " * num_words, "max_tokens": CONTEXT_LENGTH - 20 - num_words}
         body = {"model": "m", "ignore_eos": True, "n": rng.choice((1, 4)), "stream": i % 2 == 0, **fields}
         headers = {"x-request-id": f"ends-{i}"}
-        after_s = rng.uniform(0.02, 0.6)
         if way == "timeout":
             headers["x-request-timeout-ms"] = str(int(after_s * 1000))
 
-        async def ask() -> tuple[int, bytes]:
+        async def asking() -> tuple[int, bytes]:
             answer = await client.request(
                 "POST", COMPLETIONS, body=json.dumps(body).encode(), headers=headers.items(), timeout_s=120
             )
             return answer.status, await answer.read()
 
-        call = asyncio.create_task(ask())
-        if way == "timeout":
-            status, told = await call
-            assert (status == 408 or b'"code":"timeout"' in told) and b"[DONE]" not in told
-            return
-        await asyncio.sleep(after_s)
+        return asyncio.create_task(asking())
+
+    async def all_here() -> bool:
+        """The server knows of all who will leave: of who never came it counts nothing."""
+        progress = await client.get_json("/health/progress", timeout_s=PATIENCE_S)
+        return bool(progress["in_flight"] == len(leavers))
+
+    async def end(i: int, way: str, after_s: float, call: asyncio.Task[tuple[int, bytes]]) -> None:
+        async def is_cancelled() -> bool:
+            told = await client.request("POST", f"/v1/requests/ends-{i}/cancel", body=b"")
+            answer = await told.json()
+            return told.status == 200 and answer["num_cancelled"] == 1
+
+        if way != "timeout":
+            await asyncio.sleep(after_s)
         if way == "leave":
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             return
-        cancelled = await client.request("POST", f"/v1/requests/ends-{i}/cancel", body=b"")
-        assert (cancelled.status, (await cancelled.json())["num_cancelled"]) == (200, 1)
+        if way == "cancel":
+            await until_async(is_cancelled)  # it may not have arrived yet
         status, told = await call
-        assert (status == 499 or b'"code":"cancelled"' in told) and b"[DONE]" not in told
+        code, name = (408, b"timeout") if way == "timeout" else (499, b"cancelled")
+        assert (status == code or b'"code":"%b"' % name in told) and b"[DONE]" not in told
 
+    ways = [(i, way, rng.uniform(0.02, 0.6)) for i, way in enumerate(("leave", "timeout", "cancel") * 4)]
+    leavers: list[tuple[int, str, float, asyncio.Task[tuple[int, bytes]]]] = []
+    for one in ways[::3]:
+        leavers.append((*one, ask(*one)))
+        await until_async(all_here)
     beside = asyncio.create_task(stream(client, steady, max_tokens=24))
-    await asyncio.gather(*(ender(i) for i in range(12)))
+    others = [(*one, ask(*one)) for one in ways if one[1] != "leave"]
+    await asyncio.gather(*(end(*one) for one in [*leavers, *others]))
     assert (await beside)[0] == alone
     after = await idle(client)
     for gauge in ("kv_usage_ratio", "queue_tokens", "requests_running", "requests_waiting"):
@@ -294,8 +306,12 @@ async def test_whoever_ends_early_is_gone_with_all_choices_and_nobody_else_notic
     question = "remember this beginning " * 12
     call = asyncio.create_task(post(client, COMPLETIONS, prompt=question, max_tokens=300, ignore_eos=True))
     steps = after[next(name for name in after if name.startswith("inferloop_engine_steps_total"))]
-    while (await client.get_json("/health/progress"))["step_counter"] < steps + 6:  # noqa: ASYNC110  another side's state
-        await asyncio.sleep(0.005)
+
+    async def is_under_way() -> bool:
+        progress = await client.get_json("/health/progress", timeout_s=PATIENCE_S)
+        return bool(progress["step_counter"] >= steps + 6)
+
+    await until_async(is_under_way)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     await idle(client)
