@@ -40,7 +40,7 @@ INPUT = Distribution(((0.5, 60.0), (0.95, 90.0)))
 OUTPUT = Distribution(((0.5, 4.0), (0.95, 8.0)))
 
 
-def contract(*, peak: float, ttft_ms: float = 300.0, reuse: float = 0.0) -> Contract:
+def contract(*, peak: float, ttft_ms: float = 5000.0, reuse: float = 0.0) -> Contract:
     return Contract(
         version=1,
         service="scripted",
@@ -80,7 +80,7 @@ FAST = BenchOptions(seed=1, budget_s=25.0, num_points=3, num_warmup=2, num_seria
 
 async def test_a_run_finds_the_frontier_and_judges_the_peak(tmp_path: Path) -> None:
     news: list[BenchProgress] = []
-    async with scripted(tmp_path, "ttft_ms=10", "tpot_ms=2", "max_concurrency=4") as url:
+    async with scripted(tmp_path, "ttft_ms=40", "tpot_ms=8", "max_concurrency=4") as url:
         with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
             result = await run_bench(contract(peak=40.0), url, None, None, FAST, writer, news.append)
             summary = writer.finish(result.as_summary())
@@ -120,13 +120,15 @@ def _check_no_pause_after_the_warm_up(record: RunRecord, shaped: Contract) -> No
     assert {t - first_ns for part in due.values() for t in part} <= planned
 
 
-async def test_a_service_that_misses_alone_is_not_searched(tmp_path: Path) -> None:
+async def test_a_service_that_misses_alone_is_not_searched(tmp_path: Path, only_busy: OnlyBusy) -> None:
     async with scripted(tmp_path, "ttft_ms=100", "tpot_ms=1") as url:
         with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
             result = await run_bench(contract(peak=5.0, ttft_ms=30.0), url, None, None, FAST, writer)
             writer.finish(result.as_summary())
-    assert result.verdict == "fail"
-    assert "one request at a time" in result.reasons[0]
+    if result.verdict == "void":
+        assert only_busy(result.reasons)
+    else:
+        assert result.verdict == "fail" and "one request at a time" in result.reasons[0]
     assert [p.name for p in result.points] == ["serial"]
     assert result.capacity.qps == 0.0
 
@@ -137,7 +139,7 @@ async def test_an_overloaded_peak_ends_early_and_fails(tmp_path: Path, only_busy
         with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
             result = await run_bench(contract(peak=60.0, ttft_ms=200.0), url, None, None, options, writer)
             writer.finish(result.as_summary())
-    assert result.verdict == "fail"
+    assert result.verdict == "fail" or (result.verdict == "void" and only_busy(result.reasons))
     burst = result.points[1]
     assert not burst.void or only_busy(burst.void)
     assert (burst.mode, burst.summary.num_censored) == ("burst", 0)
@@ -164,24 +166,25 @@ async def test_a_level_that_completes_less_than_it_is_given_fails(tmp_path: Path
         assert point.slo.verdict != "pass" or point.offered_qps is None or point.offered_qps < 60, point.name
 
 
-async def test_failing_requests_fail_the_verdict(tmp_path: Path) -> None:
+async def test_failing_requests_fail_the_verdict(tmp_path: Path, only_busy: OnlyBusy) -> None:
     options = replace(FAST, num_points=0)
     async with scripted(tmp_path, "ttft_ms=5", "tpot_ms=1", "error_rate=0.2", "seed=3") as url:
         with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
             result = await run_bench(contract(peak=60.0), url, None, None, options, writer)
             writer.finish(result.as_summary())
     assert result.judged is not None
-    assert result.verdict == "fail"
+    assert result.verdict == "fail" or (result.verdict == "void" and only_busy(result.reasons))
+    assert result.judged.slo.verdict == "fail"
     assert result.judged.summary.errors["by_class"]["truncated"] > 0
 
 
-async def test_a_slow_peak_does_not_outlast_the_budget(tmp_path: Path) -> None:
+async def test_a_slow_peak_does_not_outlast_the_budget(tmp_path: Path, only_busy: OnlyBusy) -> None:
     options = replace(FAST, num_points=0, num_warmup=1, num_serial=2, num_burst=4, budget_s=4.0)
     async with scripted(tmp_path, "ttft_ms=5", "tpot_ms=1") as url:
         with RunWriter(tmp_path / "runs", verb="bench", service="scripted") as writer:
             result = await run_bench(contract(peak=0.5), url, None, None, options, writer)
             writer.finish(result.as_summary())
-    assert result.verdict == "inconclusive"
+    assert result.verdict == "inconclusive" or (result.verdict == "void" and only_busy(result.reasons))
     assert result.judged is not None
     assert result.judged.summary.num_requests < 15
     assert any("out of time" in note for note in result.judged.notes)
@@ -241,12 +244,15 @@ async def test_a_trace_is_one_point_with_its_own_times_and_lengths(tmp_path: Pat
     assert [p.name for p in result.points] == ["serial", "burst", "trace"]
     assert result.judged is result.points[-1] and result.judged.offered_qps == pytest.approx(100.0)
     sent = sorted(record.points()["trace"], key=lambda t: t.t_intended_ns or 0)
-    assert [(t.num_input_tokens, t.num_output_tokens) for t in sent] == [(n, m) for _, n, m, _ in rows]
-    first = sent[0].t_intended_ns or 0
-    assert [(t.t_intended_ns or 0) - first for t in sent] == [t * 500_000 for t, *_ in rows]
     void = result.judged.void
     assert result.verdict == ("void" if void else judge(shaped.slo, sent).verdict)
-    assert not void or only_busy(void)
+    lengths = [(t.num_input_tokens, t.num_output_tokens) for t in sent]
+    if void:  # a client that stalls gives up what it is too late for
+        assert only_busy(void) and set(lengths) <= {(n, m) for _, n, m, _ in rows}
+        return
+    assert lengths == [(n, m) for _, n, m, _ in rows]
+    first = sent[0].t_intended_ns or 0
+    assert [(t.t_intended_ns or 0) - first for t in sent] == [t * 500_000 for t, *_ in rows]
 
 
 async def test_users_who_wait_are_one_point(tmp_path: Path) -> None:

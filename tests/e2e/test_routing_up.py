@@ -20,7 +20,7 @@ routing:
   default: cheap
   escalation: {from: cheap, to: strong, on: [invalid_json]}
 traffic:
-  qps: {avg: 1, p95: 1.5, peak: 2}
+  qps: {avg: 2, p95: 5, peak: 10}
   input_tokens: 30
   output_tokens: 4
 slo: {ttft_ms: {p50: 20000}, ttlt_ms: {p50: 40000}, error_rate: 0.05}
@@ -30,8 +30,8 @@ slo: {ttft_ms: {p50: 20000}, ttlt_ms: {p50: 40000}, error_rate: 0.05}
 def test_every_model_of_the_contract_is_run_and_proven(tmp_path: Path, embedded_model: ModelFiles) -> None:
     (tmp_path / "desk.yaml").write_text(CONTRACT)
     command = [sys.executable, "-m", "inferloop", "up", str(tmp_path / "desk.yaml"), "--once", "--json"]
-    options = ["--bench-budget-s", "40", "--kv-memory-mib", "128", "--runs-dir", str(tmp_path / "runs")]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=400)
+    options = ["--bench-budget-s", "30", "--kv-memory-mib", "128", "--runs-dir", str(tmp_path / "runs")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=3000)
     summary: dict[str, Any] = json.loads(done.stdout)
     verdicts = {gate["name"]: gate["verdict"] for gate in summary["gates"]}
     wanted = {"memory": "pass", "protocol": "pass", "service": "pass"}
@@ -49,6 +49,6 @@ def test_every_model_of_the_contract_is_run_and_proven(tmp_path: Path, embedded_
 def test_another_engine_cannot_run_several_models(tmp_path: Path) -> None:
     (tmp_path / "desk.yaml").write_text(CONTRACT)
     command = [sys.executable, "-m", "inferloop", "up", str(tmp_path / "desk.yaml"), "--target", "openvino"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 2 and "several of them run embedded" in done.stderr
     assert not (tmp_path / "runs").exists()
