@@ -157,12 +157,12 @@ def served_model(embedded_model: ModelFiles, tmp_path_factory: pytest.TempPathFa
         yield _wait_ready(process, port_file, folder / "log")
     finally:
         process.terminate()
-        returncode = process.wait(60)
+        returncode = process.wait(120)
     assert returncode == 0, (folder / "log").read_text()
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port_file: Path, log: Path) -> str:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         if port_file.exists():
             url = f"http://127.0.0.1:{json.loads(port_file.read_text())['port']}"

@@ -112,6 +112,6 @@ def test_a_server_does_not_start_with_adapters_that_cannot_be(
 ) -> None:
     command = [*SERVE, str(embedded_model.path), "--port", "0", "--enable-lora"]
     command += ["--lora-modules", f"a={folder / 'pirate'}", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == code
     assert message in " ".join(done.stderr.split())

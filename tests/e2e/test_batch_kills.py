@@ -108,7 +108,7 @@ async def test_two_kills_cost_no_row_and_double_none(tmp_path: Path) -> None:
             batch = await wait(client, batch.id, NUM_ROWS + 1)
             output = await output_of(client, batch)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 30) == 0
+        assert await asyncio.to_thread(process.wait, 120) == 0
     with scripted(tmp_path / "whole") as (_, url):
         async with client_of(url) as client:
             whole = await wait(client, (await start(client, rows())).id, NUM_ROWS + 1)
@@ -137,7 +137,7 @@ async def test_requests_beside_a_batch_are_answered(tmp_path: Path) -> None:
 def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
     with scripted(tmp_path):
         command = [sys.executable, "-m", "inferloop", "serve", "m", "--backend", "scripted", "--port", "0"]
-        done = subprocess.run([*command, "--batch-dir", str(tmp_path)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*command, "--batch-dir", str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "another server is using it" in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
 

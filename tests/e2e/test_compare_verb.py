@@ -22,7 +22,7 @@ LEFT_OUT = " is void and left out: "
 def compare(contract_file: Path, targets: str, *more: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "inferloop", "compare", str(contract_file), "--targets", targets, "--json"]
     words += ["--runs-dir", str(contract_file.with_name("runs")), "--seed", "0", *more]
-    return subprocess.run(words, capture_output=True, text=True, timeout=240)
+    return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
 
 def median_ttft_ms(record: RunRecord, windows: Sequence[str]) -> float:

@@ -115,7 +115,7 @@ def test_port_in_use_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         command = [*SERVE, "/no/such/model.gguf", "--port", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 3
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr and "Traceback" not in done.stderr
 
@@ -134,7 +134,7 @@ def test_port_in_use_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use_is_one_clear_line(flags: list[str], code: int, says: str) -> None:
-    done = subprocess.run([*SERVE, *flags, "--port", "0"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*SERVE, *flags, "--port", "0"], capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stderr
     assert says in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
 

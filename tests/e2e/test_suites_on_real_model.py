@@ -27,7 +27,7 @@ async def test_the_embedded_model_passes_every_case(embedded_model: ModelFiles, 
     replica = await ReplicaProcess.start_ready(spec, log_path=tmp_path / "serve.log", timeout_s=180)
     try:
         for name in ("assistant", "agent", "batch"):
-            run = await run_suite(load_suite(SUITES / f"{name}.yaml"), replica.url, concurrency=8, timeout_s=120)
+            run = await run_suite(load_suite(SUITES / f"{name}.yaml"), replica.url, concurrency=8, timeout_s=300)
             failed = {r.case.id: (r.score.status, r.score.reason) for r in run.results if r.score.value != 1.0}
             assert not failed, f"{name} in {dtype}"
             assert run.summary(QualityGate(name, 1.0))["verdict"] == "pass"
@@ -42,7 +42,7 @@ def test_the_verb_launches_our_engine_for_a_suite(embedded_model: ModelFiles, tm
         [sys.executable, "-m", "inferloop", *words, "--runs-dir", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout)
@@ -58,7 +58,7 @@ def test_the_suites_are_as_large_and_as_varied_as_promised() -> None:
 async def test_a_service_that_is_not_the_model_does_not_pass(tmp_path: Path) -> None:
     """A server with a faultless protocol and other words: the gate must see the difference."""
     spec = launch_spec("demo", backend="scripted")
-    replica = await ReplicaProcess.start_ready(spec, log_path=tmp_path / "serve.log", timeout_s=60)
+    replica = await ReplicaProcess.start_ready(spec, log_path=tmp_path / "serve.log", timeout_s=180)
     try:
         for name in ("assistant", "agent", "batch"):
             run = await run_suite(load_suite(SUITES / f"{name}.yaml"), replica.url)
