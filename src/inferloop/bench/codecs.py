@@ -61,8 +61,8 @@ class HttpCodec:
             pass
         raise EnvironmentLacksError(
             f"{self._url} has no usable /tokenize (HTTP {answer.status})",
-            fix="Prompts of exact lengths need the target's tokenizer, which is asked there. An engine that has no "
-            "/tokenize of vLLM's form is measured by its name, which launches it: inferloop backends.",
+            fix="Prompts of exact lengths need the target's tokenizer, which is asked there. For a target that has no "
+            "/tokenize of vLLM's form, --tokenizer names a model with the same tokenizer and chat template.",
         )
 
     def _send(self, payload: bytes) -> http.client.HTTPResponse:

@@ -14,6 +14,7 @@ from inferloop.cli.common import (
     JsonOption,
     RunsDirOption,
     SeedOption,
+    TokenizerOption,
     chosen_seed,
     is_interactive,
     print_json,
@@ -76,6 +77,7 @@ def bench(
     ] = True,
     ca_file: CaFileOption = None,
     insecure: InsecureOption = False,
+    tokenizer: TokenizerOption = None,
     venv: VenvOption = None,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
@@ -97,14 +99,14 @@ def bench(
     from inferloop.plan.capacity import size
     from inferloop.records.run import RunWriter, open_run
 
-    entry = wire.Entry(ca_file, insecure)
+    entry = wire.Entry(ca_file, insecure, tokenizer=tokenizer)
     name, flags = wire.target_flags(target, entry)
     tools = check_compat(compat)
     loaded = load(contract)
     if profile and loaded.traffic.rate_profile is None:
         raise UsageError(f"--profile plays traffic.rate_profile, and {contract} has none")
     wire.check_ready(name, flags, loaded.model, entry, venv, asked=model)
-    told = {"contract_text": contract.read_text(), "target": target, "insecure": insecure}
+    told = {"contract_text": contract.read_text(), "target": target, "insecure": insecure, "tokenizer": tokenizer}
 
     async def main(writer: RunWriter, options: BenchOptions) -> BenchResult:
         await wire.make_ready(name, loaded.model, cache_dir)

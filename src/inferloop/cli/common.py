@@ -39,6 +39,15 @@ CaFileOption = Annotated[
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Take any certificate of an https target; the run says so.")
 ]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        help="For a URL without vLLM's /tokenize: a model that has its tokenizer and chat template, by name, directory "
+        "(weights are not needed) or .gguf file. Prompts are made with it; the target's own counts check it.",
+        show_default=False,
+    ),
+]
 SeedOption = Annotated[
     int | None,
     typer.Option(min=0, help="Same seed, same requests; default: a random one, which is told.", show_default=False),

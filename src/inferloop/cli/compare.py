@@ -17,6 +17,7 @@ from inferloop.cli.common import (
     JsonOption,
     RunsDirOption,
     SeedOption,
+    TokenizerOption,
     chosen_seed,
     print_json,
     run_async,
@@ -93,6 +94,7 @@ def compare(
     ] = True,
     ca_file: CaFileOption = None,
     insecure: InsecureOption = False,
+    tokenizer: TokenizerOption = None,
     venv: VenvOption = None,
     runs_dir: RunsDirOption = Path("runs"),
     cache_dir: CacheDirOption = None,
@@ -120,6 +122,8 @@ def compare(
         is_https = text.strip().startswith("https://") or "https://" not in targets
         label = chr(ord("A") + number)
         entry = wire.Entry(ca_file, insecure, label) if is_https else wire.Entry(label=label)
+        if wire.is_url(text.strip()) or "http" not in targets:  # else what is launched has its model's own
+            entry = replace(entry, tokenizer=tokenizer)
         wanted.append((text.strip(), entry, *wire.target_flags(text, entry)))
     if len(wanted) < 2:
         raise UsageError("--targets needs at least two, separated by commas")
@@ -159,7 +163,7 @@ def compare(
             left_s = None if budget_s is None else budget_s - (time.monotonic() - begin)
             return await run_compare(loaded, contenders, replace(options, budget_s=left_s), writer, _tell)
 
-    told = {"contract_text": contract.read_text(), "insecure": insecure}
+    told = {"contract_text": contract.read_text(), "insecure": insecure, "tokenizer": tokenizer}
     with RunWriter(runs_dir, verb="compare", service=loaded.service, contract=loaded, options=told) as writer:
         seed = chosen_seed(seed)
         stderr.print(f"{len(wanted)} targets, {bound}; the plan is told when they are up", markup=False)

@@ -60,6 +60,12 @@ async def open_model(model_id: str, cache_dir: Path | None, progress: Progress |
     return await _in_thread(lambda tell: resolve(model_id, cache_dir=cache_dir, progress=tell), progress)
 
 
+async def _open_text(model_id: str, cache_dir: Path | None) -> ModelFiles:
+    from inferloop.models.resolve import resolve_text
+
+    return await _in_thread(lambda tell: resolve_text(model_id, cache_dir=cache_dir, progress=tell), None)
+
+
 async def pack_weights(
     model: ModelRef, files: ModelFiles, cache_dir: Path | None, progress: Progress | None = None
 ) -> None:
@@ -163,11 +169,12 @@ def embedded_spec(model: ModelRef, cache_dir: Path | None, **options: Value) -> 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """How the targets that are URLs are entered. `label` tells several of them apart: B has a key of its own in
-    INFERLOOP_API_KEY_B, where that is set."""
+    INFERLOOP_API_KEY_B, where that is set. `tokenizer` is a model with the same; None: their /tokenize is asked."""
 
     ca_file: Path | None = None
     insecure: bool = False
     label: str | None = None
+    tokenizer: str | None = None
 
 
 def is_url(name: str) -> bool:
@@ -258,6 +265,8 @@ def check_target(name: str, entry: Entry) -> None:
         raise UsageError(f"unknown target {name!r} ({hint})")
     if entry.ca_file is not None or entry.insecure:
         raise UsageError(f"--ca-file and --insecure are for an https URL, and {name} is launched here")
+    if entry.tokenizer is not None:
+        raise UsageError(f"--tokenizer is for a URL, and {name} is launched here with its model's own")
 
 
 def check_ready(
@@ -273,12 +282,14 @@ def check_ready(
     under which a URL is asked for the model; None: the only one that it has.
 
     Raises UsageError for a model, a precision or a flag that cannot be, EnvironmentLacksError for an engine that is not
-    here and for a URL that does not answer, does not let us in, or has no /tokenize.
+    here and for a URL that does not answer, does not let us in, or has no /tokenize where no tokenizer is named.
     """
     from inferloop.models.resolve import locate
 
     if is_url(name):
-        run_async(lambda: _ask(endpoint(name, entry), asked))
+        if entry.tokenizer is not None:
+            locate(entry.tokenizer)
+        run_async(lambda: _ask(endpoint(name, entry), asked, with_tokenizer=entry.tokenizer is None))
     elif name != "scripted":
         locate(model.id)
         if name in ENGINES:
@@ -289,7 +300,7 @@ def check_ready(
             precision_flags(model)
 
 
-async def _ask(at: Endpoint, model: str | None) -> None:
+async def _ask(at: Endpoint, model: str | None, *, with_tokenizer: bool) -> None:
     from inferloop.backends.http import HttpClient
     from inferloop.bench.codecs import HttpCodec
     from inferloop.bench.target import describe_target
@@ -300,8 +311,9 @@ async def _ask(at: Endpoint, model: str | None) -> None:
         told = await describe_target(client, model=model)
     finally:
         await client.close()
-    with contextlib.closing(HttpCodec(at, told.model)) as codec, contextlib.suppress(RequestError):
-        await asyncio.to_thread(codec.encode_text, "a")
+    if with_tokenizer:
+        with contextlib.closing(HttpCodec(at, told.model)) as codec, contextlib.suppress(RequestError):
+            await asyncio.to_thread(codec.encode_text, "a")
 
 
 @contextlib.asynccontextmanager
@@ -325,14 +337,18 @@ async def target(
     when it does not get ready.
     """
     check_target(name, entry)
+    from inferloop.engine.text.codec import Codec
+
     if is_url(name):
-        yield Target(endpoint(name, entry))
+        theirs: PromptCodec | None = None
+        if entry.tokenizer is not None:
+            theirs = await asyncio.to_thread(Codec, await _open_text(entry.tokenizer, cache_dir))
+        yield Target(endpoint(name, entry), codec=theirs)
         return
     from inferloop.backends.discover import without_secrets
     from inferloop.backends.endpoint import Endpoint
     from inferloop.backends.serve_process import launch_spec
     from inferloop.cli.engines import setup_of
-    from inferloop.engine.text.codec import Codec
 
     codec: PromptCodec | None = None
     launched_as: Launched | None = None

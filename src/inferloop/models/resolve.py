@@ -36,6 +36,15 @@ def resolve(model_id: str, *, cache_dir: Path | None = None, progress: Progress 
     return open_files(model_id, path or fetch(known_models()[model_id], cache_dir, progress))
 
 
+def resolve_text(model_id: str, *, cache_dir: Path | None = None, progress: Progress | None = None) -> ModelFiles:
+    """As `resolve`, for who needs the tokenizer and the chat template alone: a directory may be without weights."""
+    path = locate(model_id)
+    if path is not None and path.is_dir():
+        resolved = path.resolve()
+        return ModelFiles(model_id, "hf", resolved, read_header(resolved, with_weights=False))
+    return resolve(model_id, cache_dir=cache_dir, progress=progress)
+
+
 def locate(model_id: str) -> Path | None:
     """Where the user keeps a model; None for one of the catalogue, which is fetched. Reads nothing of it. Raises what
     `resolve` raises for a name nobody knows, a hub id and a file that is absent."""

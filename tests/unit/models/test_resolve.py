@@ -11,7 +11,7 @@ import pytest
 from inferloop.core.digest import file_digest
 from inferloop.core.errors import EnvironmentLacksError, ModelFileError, UsageError
 from inferloop.models.digests import weights_digest
-from inferloop.models.resolve import ModelFiles, resolve
+from inferloop.models.resolve import ModelFiles, resolve, resolve_text
 
 
 def test_the_catalogue_name_gives_the_cached_file(embedded_model: ModelFiles) -> None:
@@ -22,6 +22,17 @@ def test_the_catalogue_name_gives_the_cached_file(embedded_model: ModelFiles) ->
 def test_paths_of_both_kinds_resolve(tiny_directory: Callable[..., Path], tiny_gguf: Callable[..., Path]) -> None:
     assert resolve(str(tiny_directory())).kind == "hf"
     assert resolve(str(tiny_gguf())).kind == "gguf"
+
+
+def test_text_needs_no_weights(tiny_directory: Callable[..., Path], tiny_gguf: Callable[..., Path]) -> None:
+    folder = tiny_directory(template="{{ messages }}")
+    whole = resolve(str(folder)).header
+    (folder / "model.safetensors").unlink()
+    header = resolve_text(str(folder)).header
+    assert (header.shape, header.chat_template, header.tensors) == (whole.shape, whole.chat_template, {})
+    with pytest.raises(ModelFileError, match=r"holds no \*\.safetensors"):
+        resolve(str(folder))
+    assert resolve_text(str(tiny_gguf())).kind == "gguf"
 
 
 def test_a_misspelt_name_gets_the_nearest_one() -> None:

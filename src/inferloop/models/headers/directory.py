@@ -32,16 +32,12 @@ _EXPERT_NAMES = (
 """Mixtral's own names of what Qwen3 calls otherwise."""
 
 
-def read_directory(path: Path) -> ModelHeader:
-    """Raises ModelFileError naming the file that is missing, damaged or of an unsupported kind."""
+def read_directory(path: Path, *, with_weights: bool = True) -> ModelHeader:
+    """Without its weights a directory need not hold them, and the header has no tensors. Raises ModelFileError naming
+    the file that is missing, damaged or of an unsupported kind."""
     facts = read_config(path / "config.json")
-    tensors = _tensors(path)
+    tensors = _checked_tensors(path, facts) if with_weights else {}
     shape = facts.shape
-    if shape.num_layers > len(tensors):
-        raise ModelFileError(
-            f"{path}: config.json says {shape.num_layers} layers, the files hold {len(tensors)} tensors"
-        )
-    check_tensors(path, shape, facts.structure, tensors)
     templates = _chat_templates(path)
     return ModelHeader(
         shape=shape,
@@ -123,6 +119,16 @@ def _tensors(path: Path) -> dict[str, TensorInfo]:
                 raise ModelFileError(f"{file}: tensor {name} is also in {out[name].file.name}")
             out[name] = replace(info, name=name)
     return out
+
+
+def _checked_tensors(path: Path, facts: ConfigFacts) -> dict[str, TensorInfo]:
+    tensors = _tensors(path)
+    if facts.shape.num_layers > len(tensors):
+        raise ModelFileError(
+            f"{path}: config.json says {facts.shape.num_layers} layers, the files hold {len(tensors)} tensors"
+        )
+    check_tensors(path, facts.shape, facts.structure, tensors)
+    return tensors
 
 
 def canonical_name(name: str) -> str:
