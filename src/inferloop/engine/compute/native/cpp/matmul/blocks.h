@@ -42,7 +42,7 @@ struct Chunks {
     constexpr ptrdiff_t kBytes = 256 << 10, kEnough = 96;
     const ptrdiff_t fitting = kBytes / (k * input_bytes) / max_block * max_block;
     const ptrdiff_t most = fitting > kEnough ? fitting : kEnough;
-    rows = static_cast<int>(m < most ? m : most);
+    rows = static_cast<int>(m < 1 ? 1 : m < most ? m : most);  // none pass at all then, and what divides is no 0
     const ptrdiff_t deep = kBytes / (rows * input_bytes) / kGroup * kGroup;
     depth = deep < k ? deep : k;
   }
