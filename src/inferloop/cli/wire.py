@@ -53,17 +53,14 @@ class Target:
     process: Resident | None = None
 
 
-async def open_model(model_id: str, cache_dir: Path | None, progress: Progress | None = None) -> ModelFiles:
-    """The model's files, fetched when need be; off the event loop. Raises what models.resolve raises."""
-    from inferloop.models.resolve import resolve
+async def open_model(
+    model_id: str, cache_dir: Path | None, progress: Progress | None = None, *, text_only: bool = False
+) -> ModelFiles:
+    """Its files (`text_only`: weights may be absent), fetched when need be; off the loop. Raises as `resolve` does."""
+    from inferloop.models.resolve import resolve, resolve_text
 
-    return await _in_thread(lambda tell: resolve(model_id, cache_dir=cache_dir, progress=tell), progress)
-
-
-async def _open_text(model_id: str, cache_dir: Path | None) -> ModelFiles:
-    from inferloop.models.resolve import resolve_text
-
-    return await _in_thread(lambda tell: resolve_text(model_id, cache_dir=cache_dir, progress=tell), None)
+    find = resolve_text if text_only else resolve
+    return await _in_thread(lambda tell: find(model_id, cache_dir=cache_dir, progress=tell), progress)
 
 
 async def pack_weights(
@@ -339,18 +336,17 @@ async def target(
     check_target(name, entry)
     from inferloop.engine.text.codec import Codec
 
+    codec: PromptCodec | None = None
     if is_url(name):
-        theirs: PromptCodec | None = None
         if entry.tokenizer is not None:
-            theirs = await asyncio.to_thread(Codec, await _open_text(entry.tokenizer, cache_dir))
-        yield Target(endpoint(name, entry), codec=theirs)
+            codec = await asyncio.to_thread(Codec, await open_model(entry.tokenizer, cache_dir, text_only=True))
+        yield Target(endpoint(name, entry), codec=codec)
         return
     from inferloop.backends.discover import without_secrets
     from inferloop.backends.endpoint import Endpoint
     from inferloop.backends.serve_process import launch_spec
     from inferloop.cli.engines import setup_of
 
-    codec: PromptCodec | None = None
     launched_as: Launched | None = None
     if name in ENGINES:
         from inferloop.cli.engines import engine_replica
