@@ -117,12 +117,13 @@ def compare(
     from inferloop.records.run import RunWriter, open_run
 
     wanted = []
+    has_url = any(wire.is_url(text.strip()) for text in targets.split(","))
     for number, text in enumerate(targets.split(",")):
         # What is not https takes part in no question of certificates, as long as another target does.
         is_https = text.strip().startswith("https://") or "https://" not in targets
         label = chr(ord("A") + number)
         entry = wire.Entry(ca_file, insecure, label) if is_https else wire.Entry(label=label)
-        if wire.is_url(text.strip()) or "http" not in targets:  # else what is launched has its model's own
+        if wire.is_url(text.strip()) or not has_url:  # what is launched beside a URL has its model's own
             entry = replace(entry, tokenizer=tokenizer)
         wanted.append((text.strip(), entry, *wire.target_flags(text, entry)))
     if len(wanted) < 2:
